@@ -1,0 +1,1 @@
+"""The Durable Objects: wardens that keep bytes near, and the station, shard and session objects."""

@@ -1,0 +1,1 @@
+"""The `.knot` container and everything about a model file."""
