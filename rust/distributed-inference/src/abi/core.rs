@@ -1,0 +1,54 @@
+//! Memory, errors and digests: what every host needs whatever the engine is for.
+
+use super::abi;
+use crate::region::MAILBOX_BYTES;
+use xxhash_rust::xxh3::xxh3_64;
+
+abi! {
+    /// Reserves an arena of `bytes`, dropping whatever the region held.
+    fn engine_reserve_arena(engine, bytes) {
+        engine.reserve_arena(bytes as usize)?;
+        Ok(0)
+    }
+
+    /// Bytes in the region.
+    fn engine_region_bytes(engine) {
+        Ok(engine.region.len() as u32)
+    }
+
+    /// Bytes in the mailbox, which starts at offset 0.
+    fn engine_mailbox_bytes(_engine) {
+        Ok(MAILBOX_BYTES as u32)
+    }
+
+    /// Offset of the arena.
+    fn engine_arena_at(engine) {
+        Ok(engine.region.arena_offset() as u32)
+    }
+
+    /// Puts XXH3-64 of `length` bytes at `bytes_at` into `out_at` (8 bytes, little-endian).
+    fn xxh3_64_at(engine, bytes_at, length, out_at) {
+        let digest = xxh3_64(engine.region.slice("bytes to digest", bytes_at, length)?);
+        engine.region.slice_mut("digest", out_at, 8)?.copy_from_slice(&digest.to_le_bytes());
+        Ok(8)
+    }
+}
+
+/// Puts the sentence of the last error at the start of the mailbox, cut to fit; returns its bytes.
+#[unsafe(no_mangle)]
+pub extern "C" fn engine_error(handle: u32) -> i32 {
+    super::find(handle).map_or(-(crate::Kind::BadHandle as i32), |slot| super::lock(&slot).write_error())
+}
+
+impl super::Slot {
+    /// Copies the last error's sentence into the mailbox; returns its length in bytes.
+    pub fn write_error(&mut self) -> i32 {
+        let mailbox = self.engine.region.parts().mailbox;
+        let mut length = self.error.len().min(mailbox.len());
+        while !self.error.is_char_boundary(length) {
+            length -= 1;
+        }
+        mailbox[..length].copy_from_slice(&self.error.as_bytes()[..length]);
+        length as i32
+    }
+}
