@@ -107,7 +107,11 @@ def make_tiny_gguf(
     scale = hidden**-0.5
     q_dim, kv_dim, rows = heads * head_dim, kv_heads * head_dim, vocab + padded_rows
     # (name, shape, spread, mean); vectors are F32.
-    plan: list[tuple[str, tuple[int, ...], float, float]] = [("token_embd.weight", (rows, hidden), 1.0, 0.0)]
+    # A tied table is kept small beside what the layers add, or every token would predict itself.
+    spread = 0.3 if tied else 1.0
+    plan: list[tuple[str, tuple[int, ...], float, float]] = [
+        ("token_embd.weight", (rows, hidden), spread, 0.0)
+    ]
     if rope_freqs:
         plan.append(("rope_freqs.weight", (head_dim // 2,), 0.5, 2.0))
     for layer in range(layers):
