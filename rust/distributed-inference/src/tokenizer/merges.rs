@@ -16,6 +16,9 @@ pub(super) const MAX_MERGES: usize = (1 << RANK_BITS) - 1;
 /// The rank of two tokens that do not merge.
 const NO_RANK: u32 = u32::MAX;
 
+/// The rank of a place inside a symbol.
+const INSIDE: u32 = u32::MAX - 1;
+
 /// From this many symbols on a word is merged with a queue, below by looking at every pair.
 const QUEUE_FROM: usize = 40;
 
@@ -93,7 +96,7 @@ impl Merges {
     }
 
     fn merge_short(&self, word: &mut Word, out: &mut Vec<u32>) {
-        let Word { ids, ranks, .. } = word;
+        let Word { ids, ranks } = word;
         ranks.clear();
         ranks.extend(ids.windows(2).map(|pair| self.rank(pair[0], pair[1])));
         // `min_by_key` takes the first of equals: the leftmost.
@@ -114,59 +117,88 @@ impl Merges {
         out.extend_from_slice(ids);
     }
 
-    /// The same with a queue and links: n log n for any word.
+    /// The same with a queue: n log n for any word.
     fn merge_long(&self, word: &mut Word, out: &mut Vec<u32>) {
-        let Word { ids, ranks, next, previous } = word;
-        if ids.is_empty() {
-            return;
-        }
-        let end = ids.len() as u32;
+        let Word { ids, ranks } = word;
+        let count = ids.len();
         ranks.clear();
+        ranks.reserve_exact(count);
         ranks.extend(ids.windows(2).map(|pair| self.rank(pair[0], pair[1])));
-        ranks.push(NO_RANK);
-        next.clear();
-        next.extend(1..=end);
-        previous.clear();
-        // The first has none before it: `end`, as the last has none after it.
-        previous.push(end);
-        previous.extend(0..end - 1);
-        let mut queue: BinaryHeap<Reverse<u64>> = ranks
-            .iter()
-            .enumerate()
-            .filter(|(_, rank)| **rank != NO_RANK)
-            .map(|(at, rank)| Reverse(u64::from(*rank) << 32 | at as u64))
-            .collect();
-        while let Some(Reverse(entry)) = queue.pop() {
-            let (rank, at) = ((entry >> 32) as u32, entry as u32 as usize);
+        ranks.resize(count, NO_RANK);
+        let mut queue = Queue::new(ranks);
+        while let Some((rank, at)) = queue.pop() {
             // An entry whose pair has changed since: its rank is another now.
             if ranks[at] != rank {
                 continue;
             }
-            let gone = next[at] as usize;
-            let after = next[gone];
+            let gone = next(ids, ranks, at);
+            let after = next(ids, ranks, gone);
+            ranks[gone] = INSIDE;
             ids[at] = self.result(rank);
-            ranks[gone] = NO_RANK;
-            next[at] = after;
-            if after != end {
-                previous[after as usize] = at as u32;
+            let length = (after - at) as u32;
+            for inside in [at + 1, after - 1] {
+                ranks[inside] = INSIDE;
+                ids[inside] = length;
             }
-            let before = previous[at];
-            for (left, right) in [(before, at as u32), (at as u32, after)] {
-                if left == end {
-                    continue;
-                }
-                let rank =
-                    if right == end { NO_RANK } else { self.rank(ids[left as usize], ids[right as usize]) };
-                ranks[left as usize] = rank;
-                if rank != NO_RANK {
-                    queue.push(Reverse(u64::from(rank) << 32 | u64::from(left)));
+            let before = previous(ids, ranks, at);
+            for (left, right) in [(before, Some(at)), (Some(at), (after < count).then_some(after))] {
+                let Some(left) = left else { continue };
+                ranks[left] = right.map_or(NO_RANK, |right| self.rank(ids[left], ids[right]));
+                if ranks[left] != NO_RANK {
+                    queue.push(ranks[left], left as u32, ranks);
                 }
             }
         }
         let mut at = 0;
-        while at != end {
-            out.push(ids[at as usize]);
-            at = next[at as usize];
+        while at < count {
+            out.push(ids[at]);
+            at = next(ids, ranks, at);
+        }
+    }
+}
+
+/// Where the symbol after the one at `at` starts. A symbol of several places has [`INSIDE`] as the
+/// rank, and its length as the id, of its second and its last place: no links are needed.
+fn next(ids: &[u32], ranks: &[u32], at: usize) -> usize {
+    if ranks.get(at + 1) == Some(&INSIDE) { at + ids[at + 1] as usize } else { at + 1 }
+}
+
+/// Where the symbol before the one at `at` starts.
+fn previous(ids: &[u32], ranks: &[u32], at: usize) -> Option<usize> {
+    let last = at.checked_sub(1)?;
+    if ranks[last] == INSIDE { at.checked_sub(ids[last] as usize) } else { Some(last) }
+}
+
+/// Pairs that may merge, by rank and then place. A pair whose rank has changed since is still in it.
+struct Queue(BinaryHeap<Reverse<u64>>);
+
+impl Queue {
+    /// All pairs of a word. There is room for half as many again: see [`Self::push`].
+    fn new(ranks: &[u32]) -> Self {
+        let mut queue = Self(BinaryHeap::with_capacity(ranks.len() + ranks.len() / 2 + 1));
+        queue.fill(ranks);
+        queue
+    }
+
+    fn fill(&mut self, ranks: &[u32]) {
+        let mut entries = std::mem::take(&mut self.0).into_vec();
+        entries.clear();
+        let pairs = ranks.iter().zip(0u64..).filter(|(rank, _)| **rank < INSIDE);
+        entries.extend(pairs.map(|(rank, at)| Reverse(u64::from(*rank) << 32 | at)));
+        self.0 = BinaryHeap::from(entries);
+    }
+
+    fn pop(&mut self) -> Option<(u32, usize)> {
+        self.0.pop().map(|Reverse(entry)| ((entry >> 32) as u32, entry as u32 as usize))
+    }
+
+    /// Adds a pair that `ranks` has already. When the queue is full, what is out of date goes first: each
+    /// merge adds one entry more than it takes and ends one symbol, so that by then a third is gone.
+    fn push(&mut self, rank: u32, at: u32, ranks: &[u32]) {
+        if self.0.len() == self.0.capacity() {
+            self.fill(ranks);
+        } else {
+            self.0.push(Reverse(u64::from(rank) << 32 | u64::from(at)));
         }
     }
 }
@@ -177,8 +209,6 @@ pub(super) struct Word {
     /// The word's symbols.
     pub(super) ids: Vec<u32>,
     ranks: Vec<u32>,
-    next: Vec<u32>,
-    previous: Vec<u32>,
 }
 
 fn key(left: u32, right: u32) -> u64 {

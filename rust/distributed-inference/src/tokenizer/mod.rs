@@ -123,6 +123,7 @@ impl Tokenizer {
                 return;
             }
             word.ids.clear();
+            word.ids.reserve(piece.len());
             word.ids
                 .extend(piece.bytes().map(|byte| self.bytes[usize::from(byte)]).filter(|id| *id != NO_TOKEN));
             self.merges.merge(word, out);

@@ -55,7 +55,7 @@ impl Specials {
             let first = candidates.partition_point(|id| text(section, *id).get(depth) < Some(byte));
             let after = candidates.partition_point(|id| text(section, *id).get(depth) <= Some(byte));
             candidates = &candidates[first..after];
-            let shortest = *candidates.first()?;
+            let Some(shortest) = candidates.first().copied() else { return found };
             if text(section, shortest).len() == depth + 1
                 && (control || section.kind(shortest) == Kind::UserDefined)
             {
