@@ -72,6 +72,10 @@ class OutputError(KnotError):
     """A file that could not be written, or that is there already."""
 
 
+class BusyError(OutputError):
+    """A file that another process is writing at this moment."""
+
+
 class ModelNotFoundError(KnotError):
     """A model argument that is no file and no key."""
 
