@@ -34,6 +34,8 @@ def convert(
     target = target or knot_path(model)
     if target.exists() and not force:
         raise OutputError(f"{target} exists; add --force to replace it")
+    if target.exists() and any(target.samefile(file.path) for file in model.files):
+        raise OutputError(f"{target} is the file that is to be converted; choose another name")
     stamps = _stamps(model)
     tensors = tensors_of(model)
     config = check_model(model, tensors)

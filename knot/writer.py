@@ -72,8 +72,7 @@ def write_knot(
     size = len(head) + layout.payload
     with replacing(target, force=force, size=size) as file, ExitStack() as stack:
         opened = {
-            path: stack.enter_context(_open(path, target))
-            for path in {source.path for source in sources.values()}
+            path: stack.enter_context(_open(path)) for path in {source.path for source in sources.values()}
         }
         advance = stack.enter_context(progress_bar(size, target.name, show_progress))
         file.write(head)
@@ -156,9 +155,7 @@ def _write_payload(
     return sections, sha256.hexdigest()
 
 
-def _open(path: Path, target: Path) -> FileIO:
-    if target.exists() and target.samefile(path):
-        raise OutputError(f"{target} is the file that is being read; choose another name")
+def _open(path: Path) -> FileIO:
     try:
         return path.open("rb", buffering=0)
     except OSError as error:
