@@ -23,6 +23,8 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 
+from knot.convert import convert
+
 TEXT = (
     "the quick brown fox jumps over the lazy dog and then the other thing that there is in the end\n"
     "def add(one, two):\n    return one + two\n\nfor item in range(100):\n    print(add(item, 1))\n"
@@ -280,3 +282,13 @@ def _learned(count: int) -> list[tuple[str, str]]:
                     word[at : at + 2] = ["".join(best)]
                 at += 1
     return merges
+
+
+def make_tiny_knot(path: Path, **arguments: Any) -> Path:
+    """Writes the knot of a tiny model (arguments as for `make_tiny_gguf`) and returns `path`.
+
+    The GGUF stays beside it, under the same name with ".gguf".
+    """
+    gguf_path = make_tiny_gguf(path.with_suffix(".gguf"), **arguments)
+    convert(gguf_path, path, force=True, show_progress=False)
+    return path
