@@ -74,7 +74,7 @@ class HttpSource:
             async with self._client.stream("GET", self._url, headers=headers) as response:
                 self._check(response, offset, length)
                 data = bytearray()
-                async for piece in response.aiter_raw():
+                async for piece in response.aiter_bytes():
                     data += piece
                     if len(data) > length:
                         raise SourceError(f"{self._url} sent more than the {length} bytes asked for")
