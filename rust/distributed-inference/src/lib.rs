@@ -8,7 +8,14 @@
 pub mod abi;
 pub mod engine;
 pub mod error;
+mod fields;
+pub mod kernels;
+pub mod kv;
+pub mod ops;
+pub mod quants;
 pub mod region;
+pub mod shard;
+pub mod station;
 pub mod tokenizer;
 
 #[cfg(feature = "python")]

@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64;
 abi! {
     /// Reserves an arena of `bytes`, dropping whatever the region held.
     fn engine_reserve_arena(engine, bytes) {
-        engine.reserve_arena(bytes as usize)?;
+        engine.reserve_arena(bytes.into())?;
         Ok(0)
     }
 
@@ -24,6 +24,17 @@ abi! {
     /// Offset of the arena.
     fn engine_arena_at(engine) {
         Ok(engine.region.arena_offset() as u32)
+    }
+
+    /// Puts nine u32 at `out_at`: bytes of the region, the persistent part, the scratch and the arena; KV pages,
+    /// free ones, most used at once; most rows of a batch; most bytes of the arena that blocks have reached.
+    fn engine_memory(engine, out_at) {
+        let figures = engine.memory();
+        let out = engine.region.slice_mut("memory figures", out_at, 4 * figures.len() as u32)?;
+        for (out, figure) in out.chunks_exact_mut(4).zip(figures) {
+            out.copy_from_slice(&(figure as u32).to_le_bytes());
+        }
+        Ok(4 * figures.len() as u32)
     }
 
     /// Puts XXH3-64 of `length` bytes at `bytes_at` into `out_at` (8 bytes, little-endian).

@@ -6,6 +6,9 @@
 //! wasm and native hosts, by exported symbol or, for the Python module, by name from [`entries`].
 
 mod core;
+mod kernels;
+mod shard;
+mod station;
 mod tokenizer;
 
 use crate::{Engine, Error, Kind};
@@ -27,7 +30,9 @@ pub struct Entry {
 
 /// Every function of the ABI that works on an engine.
 pub fn entries() -> impl Iterator<Item = &'static Entry> {
-    core::ENTRIES.iter().chain(tokenizer::ENTRIES)
+    [core::ENTRIES, kernels::ENTRIES, station::ENTRIES, shard::ENTRIES, tokenizer::ENTRIES]
+        .into_iter()
+        .flatten()
 }
 
 /// An engine and the sentence of its last error.

@@ -1,0 +1,210 @@
+//! ggml's block formats, one file each: how many elements and bytes a block has, and what they mean.
+//!
+//! Every format turns blocks into `f32` with the operations, and in the order, of ggml's own reference,
+//! so the values are bit-identical to it. The formats of the models that are served most have a second,
+//! SIMD128 reading of the same block; the plain one is its twin and says what is right.
+
+mod float;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd;
+
+use crate::{Result, fail};
+
+/// A block format, as its file states it.
+trait Block {
+    /// ggml's type id.
+    const ID: u32;
+    /// ggml's name.
+    const NAME: &'static str;
+    /// Elements in a block.
+    const ELEMENTS: usize;
+    /// Bytes of a block.
+    const BYTES: usize;
+
+    /// Writes the `ELEMENTS` values of a block of `BYTES` bytes.
+    fn dequantise(block: &[u8], out: &mut [f32]);
+
+    /// The same values with SIMD128, where the format has such a reading.
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    fn dequantise_simd(block: &[u8], out: &mut [f32]) {
+        Self::dequantise(block, out);
+    }
+}
+
+/// A block format as the kernels use it.
+pub struct Format {
+    /// ggml's type id.
+    pub id: u32,
+    /// ggml's name.
+    pub name: &'static str,
+    /// Elements in a block.
+    pub elements: usize,
+    /// Bytes of a block.
+    pub bytes: usize,
+    fast: fn(&[u8], &mut [f32]),
+    plain: fn(&[u8], &mut [f32]),
+}
+
+/// Which reading of a format a kernel uses. Both give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// The fastest that the build has.
+    Fast,
+    /// The plain twin.
+    Plain,
+}
+
+impl Format {
+    const fn of<B: Block>() -> Self {
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        let fast = simd::blocks::<B>;
+        #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+        let fast = blocks::<B>;
+        Self { id: B::ID, name: B::NAME, elements: B::ELEMENTS, bytes: B::BYTES, fast, plain: blocks::<B> }
+    }
+
+    /// The format of a ggml type id, or an error that names the type.
+    pub fn of_type(id: u32) -> Result<&'static Format> {
+        if let Some(format) = FORMATS.iter().find(|format| format.id == id) {
+            return Ok(format);
+        }
+        let name =
+            OTHER_NAMES.iter().find(|(other, _)| *other == id).map_or("an unknown type", |(_, name)| name);
+        let known: Vec<&str> = FORMATS.iter().map(|format| format.name).collect();
+        fail!(Unsupported, "{name} (ggml type {id}) has no kernel; those that have are {}", known.join(", "))
+    }
+
+    /// Bytes of a row of `cols` elements, or an error unless it is a whole number of blocks.
+    pub fn row_bytes(&self, cols: usize) -> Result<usize> {
+        if cols == 0 || !cols.is_multiple_of(self.elements) {
+            fail!(
+                BadArgument,
+                "a {} row must be a multiple of {} elements, but has {cols}",
+                self.name,
+                self.elements
+            );
+        }
+        match (cols / self.elements).checked_mul(self.bytes) {
+            Some(bytes) => Ok(bytes),
+            None => fail!(BadArgument, "a {} row of {cols} elements is too long", self.name),
+        }
+    }
+
+    /// Turns blocks into values: `out` has `elements` for every `bytes` of `blocks`.
+    pub fn dequantise(&self, path: Path, blocks: &[u8], out: &mut [f32]) {
+        debug_assert_eq!(blocks.len() / self.bytes, out.len() / self.elements);
+        match path {
+            Path::Fast => (self.fast)(blocks, out),
+            Path::Plain => (self.plain)(blocks, out),
+        }
+    }
+}
+
+fn blocks<B: Block>(bytes: &[u8], out: &mut [f32]) {
+    for (block, values) in bytes.chunks_exact(B::BYTES).zip(out.chunks_exact_mut(B::ELEMENTS)) {
+        B::dequantise(block, values);
+    }
+}
+
+static FORMATS: [Format; 11] = [
+    Format::of::<float::F32>(),
+    Format::of::<float::F16>(),
+    Format::of::<float::Bf16>(),
+    Format::of::<q4_0::Q4_0>(),
+    Format::of::<q4_1::Q4_1>(),
+    Format::of::<q5_0::Q5_0>(),
+    Format::of::<q5_1::Q5_1>(),
+    Format::of::<q8_0::Q8_0>(),
+    Format::of::<q4_k::Q4K>(),
+    Format::of::<q5_k::Q5K>(),
+    Format::of::<q6_k::Q6K>(),
+];
+
+/// ggml's other types, so that an error can say which one a file has.
+const OTHER_NAMES: [(u32, &str); 18] = [
+    (9, "Q8_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (39, "MXFP4"),
+    (40, "NVFP4"),
+];
+
+/// The half-precision number at `at`.
+fn half(block: &[u8], at: usize) -> f32 {
+    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// Scale and minimum of sub-block `index` in the 12 bytes that `Q4_K` and `Q5_K` share.
+///
+/// Sub-blocks 0 to 3 have their six bits in one byte. The upper two bits of those bytes belong to
+/// sub-blocks 4 to 7, whose lower four lie in the last four bytes.
+fn scale_and_min(scales: &[u8], index: usize) -> (f32, f32) {
+    let (scale, min) = if index < 4 {
+        (scales[index] & 63, scales[index + 4] & 63)
+    } else {
+        let low = scales[index + 4];
+        ((low & 15) | (scales[index - 4] >> 6 << 4), (low >> 4) | (scales[index] >> 6 << 4))
+    };
+    (f32::from(scale), f32::from(min))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_of_the_upper_sub_blocks_are_gathered_from_two_places() {
+        let mut scales = [0u8; 12];
+        // Sub-block 6: scale 0b11_0010 = 50, minimum 0b00_1001 = 9.
+        scales[2] = 0b11 << 6;
+        scales[6] = 0b00 << 6;
+        scales[10] = 9 << 4 | 0b0010;
+        assert_eq!(scale_and_min(&scales, 6), (50.0, 9.0));
+        // Sub-block 2 has kept its own bits.
+        scales[2] |= 3;
+        scales[6] |= 38;
+        assert_eq!(scale_and_min(&scales, 2), (3.0, 38.0));
+        assert_eq!(scale_and_min(&scales, 6), (50.0, 9.0));
+    }
+
+    #[test]
+    fn a_type_without_a_kernel_is_named() {
+        assert!(Format::of_type(10).err().unwrap().message.starts_with("Q2_K (ggml type 10)"));
+        assert!(Format::of_type(999).err().unwrap().message.contains("999"));
+    }
+
+    #[test]
+    fn a_row_is_a_whole_number_of_blocks() {
+        let q4_k = Format::of_type(12).unwrap();
+        assert_eq!(q4_k.row_bytes(512).unwrap(), 288);
+        assert!(q4_k.row_bytes(172).is_err() && q4_k.row_bytes(0).is_err());
+    }
+
+    #[test]
+    fn no_two_formats_share_an_id_or_name() {
+        for (index, format) in FORMATS.iter().enumerate() {
+            assert!(FORMATS[..index].iter().all(|other| other.id != format.id && other.name != format.name));
+        }
+    }
+}
