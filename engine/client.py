@@ -163,7 +163,8 @@ class Row(NamedTuple):
 class Adjust(NamedTuple):
     """What happens to one id's logit before the temperature.
 
-    It becomes (raw > 0 ? raw / multiply : raw * multiply) + add. `add` may be minus infinity, which bans the id; of two entries for an id the later one counts.
+    It becomes (raw > 0 ? raw / multiply : raw * multiply) + add. `add` may be minus infinity, which
+    bans the id; of two entries for an id the later one counts.
     """
 
     id: int

@@ -6,6 +6,9 @@ from typing import Protocol
 
 ABI_VERSION = 1
 
+# The calls after which the region lies elsewhere and has another size.
+RESERVING = frozenset(("engine_reserve_arena", "station_configure", "shard_configure"))
+
 
 class EngineHost(Protocol):
     """One engine, wherever it runs. Offsets count from the region's first byte."""
@@ -15,7 +18,10 @@ class EngineHost(Protocol):
         ...
 
     async def compute(self, name: str, *args: int) -> int:
-        """Like `call`, for calls that take long: a host with threads may let others run meanwhile."""
+        """Like `call`, for calls that take long: a host with threads may let others run meanwhile.
+
+        It does not return before the call has ended, not even when it is cancelled.
+        """
         ...
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:

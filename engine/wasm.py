@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
+import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import wasmtime
 
 from engine.errors import EngineError, raise_for
-from engine.host import ABI_VERSION
+from engine.host import ABI_VERSION, RESERVING
+from engine.threads import run_to_end
 
 PIPELINE = Path(__file__).resolve().parent.parent / "build" / "pipeline.wasm"
 
@@ -41,12 +42,15 @@ class WasmEngine:
         assert isinstance(memory, wasmtime.Memory)
         self._memory = memory
         self._functions: dict[str, Any] = {}
+        # A store may be entered by one thread at a time, and an error's sentence belongs to its call.
+        self._lock = threading.Lock()
         version = self._function("engine_abi_version")(self._store)
         if version != ABI_VERSION:
             raise EngineError(f"{path.name} speaks ABI {version}, expected {ABI_VERSION}: build it again")
         self._handle: int = self._function("engine_create")(self._store, _signed(limit))
         if self._handle < 0:
             raise_for(self._handle, f"an engine of {limit} bytes could not be made")
+        self._look()
 
     def _function(self, name: str) -> Any:
         function = self._functions.get(name)
@@ -56,14 +60,20 @@ class WasmEngine:
 
     def call(self, name: str, *args: int) -> int:
         """Calls a function of the ABI."""
-        result: int = self._function(name)(self._store, self._handle, *map(_signed, args))
-        if result < 0:
-            raise_for(result, self._error())
+        with self._lock:
+            result: int = self._function(name)(self._store, self._handle, *map(_signed, args))
+            if self._memory.data_len(self._store) != self._memory_bytes or name in RESERVING:
+                self._look()
+            if result < 0:
+                raise_for(result, self._error())
         return result
 
     async def compute(self, name: str, *args: int) -> int:
-        """Runs a long call on a thread: wasmtime releases the interpreter's lock meanwhile."""
-        return await asyncio.to_thread(self.call, name, *args)
+        """Runs a long call on a thread: wasmtime releases the interpreter's lock meanwhile.
+
+        Other calls of the same engine wait for it; a cancelled caller does so too.
+        """
+        return await run_to_end(self.call, name, *args)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Copies `data` into the region."""
@@ -75,15 +85,20 @@ class WasmEngine:
 
     def view(self, offset: int, length: int) -> memoryview:
         """The region's own bytes, to read a file into; valid until the engine is configured anew."""
-        start = self._function("engine_base")(self._store, self._handle) + offset
-        if offset < 0 or length < 0 or start + length > self._memory.data_len(self._store):
-            raise EngineError(f"{length} bytes at offset {offset} leave the engine's memory")
-        address = ctypes.addressof(self._memory.data_ptr(self._store).contents) + start
-        return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
+        if offset < 0 or length < 0 or offset + length > self._region_bytes:
+            raise EngineError(f"{length} bytes at offset {offset} leave the engine's region")
+        return memoryview((ctypes.c_ubyte * length).from_address(self._address + offset)).cast("B")
 
     def memory_bytes(self) -> int:
         """Bytes of linear memory."""
-        return self._memory.data_len(self._store)
+        return self._memory_bytes
+
+    def _look(self) -> None:
+        """Notes where the region is, so that bytes can be moved while another thread computes."""
+        self._memory_bytes = self._memory.data_len(self._store)
+        base = self._function("engine_base")(self._store, self._handle)
+        self._address = ctypes.addressof(self._memory.data_ptr(self._store).contents) + base
+        self._region_bytes: int = self._function("engine_region_bytes")(self._store, self._handle)
 
     def _error(self) -> str:
         length: int = self._function("engine_error")(self._store, self._handle)
