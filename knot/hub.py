@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from knot.errors import FetchError, GgufError
 from knot.gguf_guard import read_gguf
-from knot.retry import FinalError, retried
+from knot.retry import FinalError, clear, retried
 
 CHUNK: Final = 1 << 20
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -22,13 +22,9 @@ def fetch_from_hub(repo: str, file: str, folder: Path) -> Path:
 
     Returns the path, of the first part where there are several. Raises `FetchError`.
     """
-    match = _PART.search(file)
-    count = int(match[2]) if match else 1
-    if match is None or not 1 <= count <= 1000:
-        return _fetch_file(repo, file, folder)
-    stem = file[: match.start()]
-    parts = [f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
-    paths = [_fetch_file(repo, part, folder) for part in parts]
+    paths = [_fetch_file(repo, part, folder) for part in _parts(file)]
+    if (staging := _staging(repo, folder)).exists():
+        clear(staging)
     return paths[0]
 
 
@@ -37,11 +33,24 @@ def first_part(name: str) -> str:
     return _PART.sub(lambda match: f"-00001-of-{match[2]}.gguf", name)
 
 
+def _parts(file: str) -> list[str]:
+    match = _PART.search(file)
+    count = int(match[2]) if match else 1
+    if match is None or not 1 <= count <= 1000:
+        return [file]
+    stem = file[: match.start()]
+    return [f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
+def _staging(repo: str, folder: Path) -> Path:
+    return folder / ".fetch" / repo.replace("/", "--")
+
+
 def _fetch_file(repo: str, file: str, folder: Path) -> Path:
     target = folder / repo / file
     if target.exists():
         return target
-    staging = folder / ".fetch" / repo.replace("/", "--")
+    staging = _staging(repo, folder)
     downloaded = retried(f"{file} of {repo} could not be fetched", lambda: _download(repo, file, staging))
     try:
         read_gguf(downloaded)

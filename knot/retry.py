@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from knot.errors import FetchError
@@ -32,3 +35,10 @@ def retried(what: str, action: Callable[[], T]) -> T:
                 raise FetchError(f"{what} in {ATTEMPTS} tries: {reason}") from error
             time.sleep(PAUSE * attempt)
     raise AssertionError("the last attempt returns or raises")
+
+
+def clear(staging: Path) -> None:
+    """Removes a folder of downloads that is done with, and the one it lies in unless others use it."""
+    shutil.rmtree(staging)
+    with contextlib.suppress(OSError):
+        staging.parent.rmdir()
