@@ -63,7 +63,7 @@ def open_gguf(paths: Path | Sequence[Path], *, header_only: bool = False) -> Ggu
     counts = [_split(file, "count", 1) for file in files]
     if len(files) == 1 and counts[0] == 1:
         file = files[0]
-        return GgufModel(_stem(file.path), (file,), file.metadata, file.tensors)
+        return GgufModel(model_stem(file.path), (file,), file.metadata, file.tensors)
     files.sort(key=lambda file: _split(file, "no", 0))
     tensors: dict[str, GgufTensor] = {}
     for index, file in enumerate(files):
@@ -79,7 +79,7 @@ def open_gguf(paths: Path | Sequence[Path], *, header_only: bool = False) -> Ggu
         raise GgufError(
             f"{files[0].path.name} states {stated} tensors in all parts, but they have {len(tensors)}"
         )
-    return GgufModel(_stem(files[0].path), tuple(files), files[0].metadata, tensors)
+    return GgufModel(model_stem(files[0].path), tuple(files), files[0].metadata, tensors)
 
 
 def _check_part(file: GgufFile, index: int, given: int) -> None:
@@ -104,6 +104,7 @@ def _split(file: GgufFile, key: str, default: int) -> int:
     return value
 
 
-def _stem(path: Path) -> str:
+def model_stem(path: Path) -> str:
+    """A GGUF's file name without extension and part number."""
     match = _PART.fullmatch(path.name)
     return match["stem"] if match else path.stem

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from knot.container import MAGIC as KNOT_MAGIC
-from knot.convert import convert, knot_path
+from knot.convert import convert
 from knot.errors import BusyError, KnotError, ModelNotFoundError, SourceError
 from knot.fetch import HELP, fetch, fetched_path, is_reference
 from knot.gguf_guard import MAGIC as GGUF_MAGIC
-from knot.gguf_parts import open_gguf, part_paths
+from knot.gguf_parts import model_stem, part_paths
 from knot.reader import load_header
 
 MODELS_VARIABLE: Final = "KNOT_MODELS"
@@ -77,6 +77,7 @@ def _converted(gguf: Path, show_progress: bool | None, tell: Callable[[str], obj
         else:
             tell(f"converting {gguf.name} to {knot}")
         try:
+            knot.parent.mkdir(parents=True, exist_ok=True)
             return convert(gguf, knot, force=True, show_progress=show_progress)[0]
         except BusyError:
             if not waited:
@@ -88,8 +89,9 @@ def _converted(gguf: Path, show_progress: bool | None, tell: Callable[[str], obj
 def _state(gguf: Path) -> tuple[Path, bool]:
     """Where the knot of a GGUF lies, and whether it is there, readable, and made of the GGUF as it is now."""
     parts = part_paths(gguf)
-    beside = knot_path(open_gguf(gguf, header_only=True)) if len(parts) > 1 else gguf.with_suffix(".knot")
-    knot = beside if os.access(beside.parent, os.W_OK) or beside.exists() else models_folder() / beside.name
+    knot = gguf.with_name(model_stem(gguf) + ".knot")
+    if not knot.exists() and not os.access(knot.parent, os.W_OK):
+        knot = models_folder() / knot.name
     try:
         source = max(part.stat().st_mtime_ns for part in parts)
         if not knot.exists():

@@ -172,9 +172,9 @@ def quantized(values: np.ndarray, kind: Kind) -> np.ndarray:
 def tiny_vocabulary(vocab: int, unused: int = 0) -> tuple[list[str], list[int], list[str]]:
     """(tokens, types, merges) of a byte-level BPE of `vocab` tokens, learned from a few lines of text."""
     n_merges = vocab - 256 - len(SPECIALS) - unused
-    if n_merges < 1:
-        raise ValueError(f"a vocabulary of {vocab} with {unused} unused leaves no room for merges")
-    merges = list(_learned(n_merges))
+    merges = _learned(max(n_merges, 0))
+    if len(merges) != n_merges:
+        raise ValueError(f"a vocabulary of {vocab} with {unused} unused cannot be made")
     tokens = [*_alphabet(), *("".join(merge) for merge in merges), *SPECIALS]
     tokens += [f"<|unused_{number}|>" for number in range(unused)]
     kinds = [1] * (256 + n_merges) + [3] * len(SPECIALS) + [5] * unused
@@ -256,7 +256,7 @@ def _alphabet() -> list[str]:
 
 @cache
 def _learned(count: int) -> list[tuple[str, str]]:
-    """The `count` merges that pay most on `TEXT`; where the text runs out, pairs of letters."""
+    """The `count` merges that pay most on `TEXT`; where the text runs out, two and three letters."""
     alphabet = _alphabet()
     # Words as pre-tokenizers cut them, so that every merge can happen.
     words = [
@@ -270,9 +270,7 @@ def _learned(count: int) -> list[tuple[str, str]]:
             (pair for pair in pairs if "".join(pair) not in made), key=lambda p: (pairs[p], p), default=None
         )
         if best is None:
-            letters = "abcdefghijklmnopqrstuvwxyz"
-            spare = ((a, b) for a in letters for b in letters if a + b not in made)
-            best = next(spare)
+            break
         merges.append(best)
         made.add("".join(best))
         for word in words:
@@ -281,7 +279,11 @@ def _learned(count: int) -> list[tuple[str, str]]:
                 if (word[at], word[at + 1]) == best:
                     word[at : at + 2] = ["".join(best)]
                 at += 1
-    return merges
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    twos = [(a, b) for a in letters for b in letters if a + b not in made]
+    made.update(a + b for a, b in twos)
+    threes = [(a + b, c) for a in letters for b in letters for c in letters if a + b + c not in made]
+    return (merges + twos + threes)[:count]
 
 
 def make_tiny_knot(path: Path, **arguments: Any) -> Path:
