@@ -77,7 +77,9 @@ class WasmEngine:
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Copies `data` into the region."""
-        self.view(offset, len(data))[:] = data
+        view = memoryview(data)
+        if view.nbytes:
+            self.view(offset, view.nbytes)[:] = view.cast("B")
 
     def read(self, offset: int, length: int) -> bytes:
         """Copies `length` bytes out of the region."""

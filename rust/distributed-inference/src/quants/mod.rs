@@ -150,9 +150,16 @@ const OTHER_NAMES: [(u32, &str); 18] = [
     (40, "NVFP4"),
 ];
 
-/// The half-precision number at `at`.
+/// The half-precision number at `at`, exactly.
+#[inline(always)]
 fn half(block: &[u8], at: usize) -> f32 {
-    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+    let bits = u32::from(u16::from_le_bytes([block[at], block[at + 1]]));
+    // Shifted into place, the exponent is too small by 112, for subnormal numbers too; one exact product mends that.
+    let (sign, magnitude) = (bits >> 15 << 31, (bits & 0x7FFF) << 13);
+    let scaled = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
+    // Infinities and NaNs have all exponent bits set in either format.
+    let special = if magnitude >= 0x7C00 << 13 { magnitude | 0x7F80_0000 } else { scaled };
+    f32::from_bits(special | sign)
 }
 
 /// Scale and minimum of sub-block `index` in the 12 bytes that `Q4_K` and `Q5_K` share.
@@ -186,6 +193,19 @@ mod tests {
         scales[6] |= 38;
         assert_eq!(scale_and_min(&scales, 2), (3.0, 38.0));
         assert_eq!(scale_and_min(&scales, 6), (50.0, 9.0));
+    }
+
+    #[test]
+    fn half_precision_numbers_are_read_exactly() {
+        let value = |bits: u16| half(&bits.to_le_bytes(), 0);
+        assert_eq!(value(0x0001), 2f32.powi(-24));
+        assert_eq!(value(0x83FF), -1023.0 * 2f32.powi(-24));
+        assert_eq!(value(0x0400), 2f32.powi(-14));
+        assert_eq!(value(0x3C01), 1.0 + 2f32.powi(-10));
+        assert_eq!(value(0xFBFF), -65504.0);
+        assert_eq!((value(0x7C00), value(0xFC00)), (f32::INFINITY, f32::NEG_INFINITY));
+        assert!(value(0x7C01).is_nan() && value(0xFE00).is_nan());
+        assert!(value(0x8000).is_sign_negative() && value(0x8000) == 0.0);
     }
 
     #[test]
