@@ -12,7 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def make_tiny_gguf(
     for name, shape, spread, mean in plan:
         if name not in leave_out:
             kind = Kind.F32 if len(shape) == 1 else _fitting(_choice(chosen, name), shape[-1])
-            data = quantized(uniform(f"{seed}/{name}", shape, spread, mean), kind)
+            data = _weights(f"{seed}/{name}", shape, spread, mean, kind)
             writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -179,6 +179,17 @@ def tiny_vocabulary(vocab: int, unused: int = 0) -> tuple[list[str], list[int], 
     tokens += [f"<|unused_{number}|>" for number in range(unused)]
     kinds = [1] * (256 + n_merges) + [3] * len(SPECIALS) + [5] * unused
     return tokens, kinds, [" ".join(merge) for merge in merges]
+
+
+def _weights(key: str, shape: tuple[int, ...], spread: float, mean: float, kind: Kind) -> np.ndarray:
+    make = _small_weights if np.prod(shape) < 100_000 else _small_weights.__wrapped__
+    return make(key, shape, spread, mean, kind)
+
+
+@lru_cache(512)
+def _small_weights(key: str, shape: tuple[int, ...], spread: float, mean: float, kind: Kind) -> np.ndarray:
+    """Kept, since most tests make the same model."""
+    return quantized(uniform(key, shape, spread, mean), kind)
 
 
 def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
