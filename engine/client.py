@@ -232,6 +232,18 @@ class Engine:
         packed = self.host.call("type_block", type)
         return packed >> 16, packed & 0xFFFF
 
+    async def first_bad_group(self, at: int, length: int, group_length: int, digests: bytes) -> int | None:
+        """The first group of `length` bytes at `at` whose XXH3-64 is not the one in `digests`, or None.
+
+        Groups have `group_length` bytes, the last one what is left; `digests` are little-endian u64s.
+        """
+        groups = -(-length // group_length)
+        if len(digests) != 8 * groups:
+            raise BadArgument(f"{groups} groups have {8 * groups} bytes of digests, got {len(digests)}")
+        expected_at = self._mail(digests, "digests")
+        bad = await self.host.compute("first_bad_group", at, length, group_length, expected_at)
+        return bad - 1 if bad else None
+
     async def embed_range_sliced(
         self, type: int, cols: int, n_rows: int, rows_at: int, rows_length: int, out_at: int
     ) -> int:

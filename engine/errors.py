@@ -1,4 +1,3 @@
-# ruff: noqa: N818 - the classes are named as the crate names its kinds
 """Errors of the engine, one class for each kind of `rust/distributed-inference/src/error.rs`."""
 
 from __future__ import annotations

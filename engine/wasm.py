@@ -23,7 +23,7 @@ def _compiled(path: Path, modified_ns: int) -> tuple[wasmtime.Engine, wasmtime.M
     config = wasmtime.Config()
     config.cache = True
     engine = wasmtime.Engine(config)
-    return engine, wasmtime.Module.from_file(engine, str(path))
+    return engine, wasmtime.Module(engine, path.read_bytes())
 
 
 class WasmEngine:

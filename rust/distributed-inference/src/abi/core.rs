@@ -1,6 +1,7 @@
 //! Memory, errors and digests: what every host needs whatever the engine is for.
 
 use super::abi;
+use crate::fail;
 use crate::region::MAILBOX_BYTES;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -42,6 +43,25 @@ abi! {
         let digest = xxh3_64(engine.region.slice("bytes to digest", bytes_at, length)?);
         engine.region.slice_mut("digest", out_at, 8)?.copy_from_slice(&digest.to_le_bytes());
         Ok(8)
+    }
+
+    /// Compares `length` bytes at `bytes_at`, cut into groups of `group_length` (the last may be shorter), with
+    /// the XXH3-64 of each, little-endian u64s at `expected_at`: 0 when all match, else 1 + the first bad group.
+    fn first_bad_group(engine, bytes_at, length, group_length, expected_at) {
+        if group_length == 0 {
+            fail!(BadArgument, "groups of no bytes have no digests");
+        }
+        let groups = length.div_ceil(group_length);
+        let Some(expected_length) = groups.checked_mul(8) else {
+            fail!(BadArgument, "{groups} digests leave the region");
+        };
+        let bytes = engine.region.slice("groups to check", bytes_at, length)?;
+        let expected = engine.region.slice("expected digests", expected_at, expected_length)?;
+        let bad = bytes
+            .chunks(group_length as usize)
+            .zip(expected.chunks_exact(8))
+            .position(|(group, digest)| xxh3_64(group).to_le_bytes() != digest);
+        Ok(bad.map_or(0, |group| group as u32 + 1))
     }
 }
 
