@@ -14,6 +14,9 @@ from knot.header import KnotHeader, TensorInfo
 
 RESIDENCIES: Final = ("fluid", "pinned-prefix", "resident")
 
+# A block's digests pass through the engine's mailbox.
+MAX_GROUPS: Final = 4096
+
 
 class OverBudgetError(ValueError):
     """Weights that do not fit where they were asked to stay; the sentence has the figures."""
@@ -65,7 +68,7 @@ def cut(rows: Rows, block_bytes: int) -> list[Block]:
     tensor = rows.tensor
     whole = tensor.groups(rows.start, rows.end)
     group_bytes = tensor.group_rows * tensor.row_bytes
-    step = max(1, block_bytes // group_bytes) * tensor.group_rows
+    step = max(1, min(block_bytes // group_bytes, MAX_GROUPS)) * tensor.group_rows
     blocks: list[Block] = []
     for first in range(whole.row_start, whole.row_end, step):
         start, end = max(first, rows.start), min(first + step, rows.end)

@@ -10,7 +10,7 @@ Standard library only: this file also runs inside a Worker.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -348,7 +348,7 @@ class StationEngine(Engine):
         self.host.call("batch_abort")
 
     @contextmanager
-    def batch(self, rows: Sequence[Row | tuple[int, int]]) -> Iterator[Batch]:
+    def batch(self, rows: Sequence[Row | tuple[int, int]]) -> Generator[Batch]:
         """A batch that ends with the block, or is aborted when the block raises or is cancelled."""
         self.batch_begin(rows)
         try:

@@ -1,0 +1,77 @@
+"""A knot that lies in a bucket: its header, and ranges of its payload, all of one and the same upload.
+
+Every read carries the etag that the header was read under, so that a knot uploaded again under the same key is
+noticed and never mixed with its predecessor. Standard library only: it also runs in Workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from knot.header import DIGEST_BYTES, KnotHeader, TensorInfo
+from knot.reader import read_header
+from protocol.calls import Inflow
+from protocol.ports import BlobSource
+
+
+class BucketKnot:
+    """An opened knot. Offsets count from the payload's first byte."""
+
+    def __init__(self, blobs: BlobSource, key: str, etag: str, header: KnotHeader) -> None:
+        self._blobs = blobs
+        self.key = key
+        self.etag = etag
+        self.header = header
+
+    @classmethod
+    async def open(cls, blobs: BlobSource, key: str) -> BucketKnot:
+        """Reads the header: a head and one or two range reads.
+
+        Raises `BlobMissing`, `BlobChanged` when the upload changes meanwhile, and `KnotError`.
+        """
+        info = await blobs.head(key)
+        return cls(blobs, key, info.etag, await read_header(_Upload(blobs, key, info.etag, info.size)))
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """A short range of the payload, whole."""
+        return await self._blobs.read(self.key, self.header.file_offset(offset), length, self.etag)
+
+    async def stream(self, offset: int, length: int) -> Inflow:
+        """A long range of the payload as one read."""
+        return await self._blobs.open(self.key, self.header.file_offset(offset), length, self.etag)
+
+    async def digests(self, tensors: Iterable[TensorInfo]) -> Digests:
+        """The digests of some tensors, in one read that covers them all."""
+        listed = list(tensors)
+        first = min(tensor.first_digest for tensor in listed)
+        end = max(tensor.first_digest + tensor.group_count for tensor in listed)
+        return Digests(first, await self.read(*self.header.digest_range(first, end - first)))
+
+
+class Digests:
+    """Digests from number `first` on, as the knot has them: little-endian u64s."""
+
+    def __init__(self, first: int, data: bytes) -> None:
+        self._first = first
+        self._data = data
+
+    def of(self, first: int, count: int) -> bytes:
+        """`count` digests from number `first`."""
+        at = (first - self._first) * DIGEST_BYTES
+        found = self._data[at : at + count * DIGEST_BYTES] if at >= 0 else b""
+        if len(found) != count * DIGEST_BYTES:
+            raise ValueError(f"digests [{first}, {first + count}) were not read")
+        return found
+
+
+class _Upload:
+    """One upload of a blob as a range source."""
+
+    def __init__(self, blobs: BlobSource, key: str, etag: str, size: int) -> None:
+        self._blobs, self._key, self._etag, self._size = blobs, key, etag, size
+
+    async def read(self, offset: int, length: int) -> bytes:
+        return await self._blobs.read(self._key, offset, length, self._etag)
+
+    async def size(self) -> int:
+        return self._size
