@@ -102,6 +102,16 @@ def total_bytes(units: Sequence[Unit]) -> int:
     return sum(block.length for unit in units for block in unit)
 
 
+def largest_block(units: Sequence[Unit]) -> int:
+    """Bytes of arena that the largest block takes."""
+    return max(aligned(block.length) for unit in units for block in unit)
+
+
+def arena_bytes(units: Sequence[Unit]) -> int:
+    """Bytes of arena that all blocks take together."""
+    return sum(aligned(block.length) for unit in units for block in unit)
+
+
 @dataclass(frozen=True, slots=True)
 class Arena:
     """Where blocks lie in an arena of `size` bytes from `at`: pinned ones first, then two buffers in turn.
@@ -118,8 +128,7 @@ class Arena:
     @classmethod
     def plan(cls, units: Sequence[Unit], residency: str, at: int, size: int) -> Arena:
         """Places the blocks. Raises `OverBudgetError` when the arena is too small for `residency`."""
-        largest = max(aligned(block.length) for unit in units for block in unit)
-        whole = sum(aligned(block.length) for unit in units for block in unit)
+        largest, whole = largest_block(units), arena_bytes(units)
         if residency == "resident" and whole > size:
             raise OverBudgetError(
                 f"residency resident needs {whole} bytes of weights in the arena, which has {size}: take "
