@@ -1,0 +1,85 @@
+"""How a part answers: frames by frames with one status a step, and JSON for people with curl by JSON.
+
+Only bytes that are no frame are answered by an HTTP error; everything else is a status of its step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from protocol.calls import FRAME, Call, Reply, json_reply
+from protocol.fields import BadField
+from protocol.frames import BadFrame, Kind, Part, decode, encode
+from protocol.steps import Refusal, RefusalKind
+
+# What people with curl see; the cluster's own parts read the kind.
+HTTP_STATUS: Final = {
+    "bad_frame": 400,
+    "non_finite": 422,
+    "internal": 500,
+    "bad_weights": 502,
+    "busy": 503,
+    "over_budget": 503,
+}
+
+Run = Callable[[Part], Awaitable[Part]]
+
+
+def is_frame(call: Call) -> bool:
+    """Whether the call says that its body is a frame."""
+    return call.headers.get("content-type", "").startswith(FRAME)
+
+
+async def answer_frame(call: Call, kind: Kind, run: Run) -> Reply:
+    """Runs every step of a frame of this kind, all at once, and answers by a frame."""
+    try:
+        frame = decode(call.body)
+        if frame.kind is not kind or frame.answer:
+            raise BadFrame(f"{call.path} takes frames of kind {kind.name.lower()} that are no answers")
+    except BadFrame as error:
+        return bad_frame(error)
+    parts = await asyncio.gather(*(answer_step(part, run) for part in frame.parts))
+    return Reply(200, encode(kind, parts, answer=True), {"content-type": FRAME})
+
+
+async def answer_step(part: Part, run: Run) -> Part:
+    """One step's answer, with its session and step id; a refusal is an answer too."""
+    names = {key: part.envelope.get(key) for key in ("session", "step")}
+    try:
+        answer = await run(part)
+    except Refusal as refusal:
+        return Part({**names, **refusal.to_json()})
+    except (BadField, BadFrame) as error:
+        return Part({**names, **Refusal(RefusalKind.BAD_FRAME, str(error)).to_json()})
+    except Exception as error:  # whatever broke, the other steps of the frame get their answers
+        detail = f"{type(error).__name__}: {error}"
+        return Part({**names, **Refusal(RefusalKind.INTERNAL, detail).to_json()})
+    return Part({**names, **answer.envelope}, answer.tensors)
+
+
+def bad_frame(error: Exception) -> Reply:
+    """The answer to bytes that are no frame, or to JSON that is no step."""
+    return json_reply({"error": {"kind": str(RefusalKind.BAD_FRAME), "detail": str(error)}}, 400)
+
+
+def not_found(call: Call, what: str, endpoints: str) -> Reply:
+    """The answer to a path that `what` does not have."""
+    detail = f"{call.method} {call.path} is nothing that {what} answers; it has {endpoints}"
+    return json_reply({"error": {"kind": "not_found", "detail": detail}}, 404)
+
+
+def curl_answer(part: Part) -> Reply:
+    """A step's answer in JSON: tensors as lists of rows."""
+    answer = dict(part.envelope)
+    for name, tensor in part.tensors.items():
+        numbers: list[float] = array("f" if tensor.dtype == "f32" else "i", bytes(tensor.data)).tolist()
+        width = tensor.shape[-1]
+        rows = [numbers[at : at + width] for at in range(0, len(numbers), width or 1)]
+        answer[name] = rows if len(tensor.shape) > 1 else numbers
+    if answer.get("status") == "ok":
+        return json_reply(answer)
+    kind = str(answer.pop("status"))
+    return json_reply({"error": {"kind": kind, **answer}}, HTTP_STATUS.get(kind, 409))

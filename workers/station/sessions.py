@@ -1,0 +1,262 @@
+"""Which sessions a station knows, what their caches hold, and which steps they have taken.
+
+Nothing here computes: keys and values are the engine's, by slot. A step is admitted in one of three ways: it
+continues the cache; it repeats a step whose answer is remembered; or it repeats one whose answer is gone, and
+is computed again on a fork of the cache, so that a late duplicate disturbs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from protocol.frames import Part
+from protocol.ports import Clock
+from protocol.steps import ForwardStep, Refusal, RefusalKind
+
+MAX_STEPS_REMEMBERED: Final = 4096
+
+
+class Slots(Protocol):
+    """The engine's sessions of keys and values."""
+
+    def kv_open(self) -> int:
+        """A new, empty slot."""
+        ...
+
+    def kv_close(self, slot: int) -> None:
+        """Frees a slot and its pages."""
+        ...
+
+    def kv_truncate(self, slot: int, length: int) -> None:
+        """Forgets the tokens from `length` on."""
+        ...
+
+    def kv_fork(self, slot: int, length: int) -> int:
+        """A new slot that begins with the first `length` tokens of `slot`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A step that was taken: where, how many rows, and a checksum of them."""
+
+    position: int
+    count: int
+    checksum: int
+
+
+@dataclass(slots=True)
+class Session:
+    """One session. `length` is what its cache holds; `answers` are those of steps that may be repeated."""
+
+    id: str
+    epoch: int
+    slot: int
+    used: float
+    length: int = 0
+    busy: bool = False
+    taken: OrderedDict[str, Taken] = field(default_factory=OrderedDict[str, Taken])
+    answers: OrderedDict[str, Part] = field(default_factory=OrderedDict[str, Part])
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A step that may run: its session, and the slot to run in. `forked` slots are closed afterwards."""
+
+    session: Session
+    slot: int
+    forked: bool
+
+
+class Sessions:
+    """The sessions of one station. `answer_bytes` bounds all remembered answers together."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        clock: Clock,
+        *,
+        max_sessions: int,
+        ttl: float,
+        idle: float,
+        answer_bytes: int,
+        held: Callable[[int], None] = lambda delta: None,
+    ) -> None:
+        self._slots = slots
+        self._clock = clock
+        self._max_sessions = max_sessions
+        self._ttl = ttl
+        self._idle = idle
+        self._answer_bytes = answer_bytes
+        self._remembered = 0
+        self._held = held
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Bytes of answers that are kept for repeated steps."""
+        return self._remembered
+
+    def lengths(self) -> dict[str, int]:
+        """Session id → tokens in its cache."""
+        return {session.id: session.length for session in self._sessions.values()}
+
+    def answer_to(self, step: ForwardStep, checksum: int) -> Part | None:
+        """The remembered answer to a repeated step, or None; `Refusal` for an id used otherwise."""
+        session = self._sessions.get(step.envelope.session)
+        if session is None or session.epoch != step.envelope.epoch:
+            return None
+        taken = session.taken.get(step.envelope.step)
+        if taken is None:
+            return None
+        if taken != Taken(step.position, step.count, checksum):
+            raise Refusal(
+                RefusalKind.BAD_FRAME,
+                f"step id {step.envelope.step} was used for {taken.count} rows at {taken.position} before, "
+                f"now for {step.count} at {step.position} or other rows; every step needs an id of its own",
+            )
+        session.used = self._clock()
+        return session.answers.get(step.envelope.step)
+
+    def admit(self, step: ForwardStep, checksum: int) -> Admitted:
+        """Finds or opens the step's session and cuts its cache to what the step expects. Raises `Refusal`."""
+        self.expire()
+        session = self._find(step)
+        session.used = self._clock()
+        self._sessions.move_to_end(session.id)
+        repeated = session.taken.get(step.envelope.step)
+        if repeated is not None and step.position + step.count < session.length:
+            return Admitted(session, self._fork(session, step.position), True)
+        if step.cache_length > session.length:
+            raise Refusal(
+                RefusalKind.CACHE_MISS,
+                f"session {session.id} has {session.length} tokens here, the step expects "
+                f"{step.cache_length}; replay from token zero on a fresh epoch",
+            )
+        if step.cache_length < session.length:
+            self._slots.kv_truncate(session.slot, step.cache_length)
+            session.length = step.cache_length
+        session.taken[step.envelope.step] = Taken(step.position, step.count, checksum)
+        while len(session.taken) > MAX_STEPS_REMEMBERED:
+            session.taken.popitem(last=False)
+        return Admitted(session, session.slot, False)
+
+    def done(self, admitted: Admitted, step: ForwardStep, answer: Part) -> None:
+        """Takes note of a step that ran, and remembers its answer as long as there is room."""
+        session = admitted.session
+        if admitted.forked:
+            self._slots.kv_close(admitted.slot)
+        else:
+            session.length = step.position + step.count
+        self._forget_answers(session)
+        size = _size(answer)
+        if size <= self._answer_bytes:
+            session.answers[step.envelope.step] = answer
+            self._count(size)
+            self._trim()
+
+    def failed(self, admitted: Admitted, step: ForwardStep) -> None:
+        """Takes back a step that did not run: its cache is as before."""
+        if admitted.forked:
+            self._slots.kv_close(admitted.slot)
+        else:
+            admitted.session.taken.pop(step.envelope.step, None)
+
+    def end(self, session_id: str, epoch: int) -> bool:
+        """Ends a session by release or cancel; False when it is not here. Raises `Refusal` if stale."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        if epoch < session.epoch:
+            raise _stale(session, epoch)
+        self._close(session)
+        return True
+
+    def expire(self) -> None:
+        """Ends sessions that have not been used for their time to live."""
+        now = self._clock()
+        for session in [s for s in self._sessions.values() if not s.busy and now - s.used > self._ttl]:
+            self._close(session)
+
+    def evict_idle(self) -> bool:
+        """Ends the session idle for longest, if it has been so for a while; whether there was one."""
+        now = self._clock()
+        for session in self._sessions.values():
+            if not session.busy and now - session.used >= self._idle:
+                self._close(session)
+                return True
+        return False
+
+    def clear(self) -> None:
+        """Ends every session."""
+        for session in list(self._sessions.values()):
+            self._close(session)
+
+    def _find(self, step: ForwardStep) -> Session:
+        envelope = step.envelope
+        session = self._sessions.get(envelope.session)
+        if session is not None and envelope.epoch < session.epoch:
+            raise _stale(session, envelope.epoch)
+        if session is not None and envelope.epoch == session.epoch:
+            return session
+        if step.cache_length:
+            raise Refusal(
+                RefusalKind.CACHE_MISS,
+                f"session {envelope.session} of epoch {envelope.epoch} is not here, the step expects "
+                f"{step.cache_length} tokens; replay from token zero on a fresh epoch",
+            )
+        if session is not None:
+            self._close(session)
+        while len(self._sessions) >= self._max_sessions:
+            if not self.evict_idle():
+                raise Refusal(
+                    RefusalKind.OVER_BUDGET,
+                    f"{self._max_sessions} sessions are open and none is idle; come back later",
+                    1000,
+                )
+        opened = Session(envelope.session, envelope.epoch, self._slots.kv_open(), self._clock())
+        self._sessions[opened.id] = opened
+        return opened
+
+    def _fork(self, session: Session, length: int) -> int:
+        try:
+            return self._slots.kv_fork(session.slot, length)
+        except Exception as error:
+            raise Refusal(
+                RefusalKind.OVER_BUDGET, f"a repeated step cannot be computed again: {error}", 1000
+            ) from error
+
+    def _close(self, session: Session) -> None:
+        self._forget_answers(session)
+        self._slots.kv_close(session.slot)
+        del self._sessions[session.id]
+
+    def _forget_answers(self, session: Session) -> None:
+        self._count(-sum(map(_size, session.answers.values())))
+        session.answers.clear()
+
+    def _trim(self) -> None:
+        for session in self._sessions.values():
+            if self._remembered <= self._answer_bytes:
+                return
+            self._forget_answers(session)
+
+    def _count(self, delta: int) -> None:
+        self._remembered += delta
+        self._held(delta)
+
+
+def _stale(session: Session, epoch: int) -> Refusal:
+    return Refusal(
+        RefusalKind.STALE_EPOCH, f"session {session.id} is at epoch {session.epoch}, the step is of {epoch}"
+    )
+
+
+def _size(part: Part) -> int:
+    return sum(len(tensor.data) for tensor in part.tensors.values())

@@ -1,0 +1,335 @@
+"""A layer station: rows of hidden state go in, and come out having passed its layers.
+
+A batch is a handful of rows from any number of sessions. Its layers' weights come by phase and by block, are
+multiplied with every row of the batch, and are forgotten or kept as the residency says. A row's result never
+depends on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from engine.blocks import Arena, Block, OverBudgetError, arena_bytes, largest_block, phase_units
+from engine.client import KV_PAGE_TOKENS, RopeType, Row, StationConfig, StationEngine, Vector
+from engine.client import Tensor as Matrix
+from engine.errors import EngineError, NonFinite, OverBudget, Unsupported
+from engine.weights import BadWeights, PayloadSource, Placed, Weights
+from knot.bucket import BucketKnot
+from knot.config import ModelConfig
+from knot.header import PHASES, TensorInfo
+from knot.quants import ggml_id
+from protocol.calls import ShortBody
+from protocol.frames import Part, Tensor
+from protocol.ports import BlobChanged, BlobMissing, Clock, PeerLost
+from protocol.steps import ForwardStep, Phase, Refusal, RefusalKind, Rows
+from sessions import Admitted, Sessions
+from specialization import StationSettings
+
+MATRICES: Final = {
+    "attn_q_weight": Matrix.Q,
+    "attn_k_weight": Matrix.K,
+    "attn_v_weight": Matrix.V,
+    "attn_output_weight": Matrix.O,
+    "ffn_gate_weight": Matrix.GATE,
+    "ffn_up_weight": Matrix.UP,
+    "ffn_down_weight": Matrix.DOWN,
+}
+VECTORS: Final = {
+    "attn_norm_weight": Vector.ATTN_NORM,
+    "ffn_norm_weight": Vector.FFN_NORM,
+    "attn_q_bias": Vector.Q_BIAS,
+    "attn_k_bias": Vector.K_BIAS,
+    "attn_v_bias": Vector.V_BIAS,
+}
+F32: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardWork:
+    """A forward step with its rows, f32 [count, hidden_size], and a checksum of them."""
+
+    step: ForwardStep
+    hidden: bytes | memoryview
+    checksum: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch that it takes."""
+        return self.step.count
+
+    @property
+    def session(self) -> str:
+        """Whose it is."""
+        return self.step.envelope.session
+
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody waits for a token."""
+        return self.step.phase is Phase.DECODE
+
+
+# A piece of work with its place in the batch and the session that it was admitted to.
+Entry = tuple[int, ForwardWork, Admitted]
+
+
+class Station:
+    """A booted station. Make it with `boot`; run one batch at a time."""
+
+    def __init__(
+        self,
+        settings: StationSettings,
+        knot: BucketKnot,
+        engine: StationEngine,
+        weights: Weights,
+        sessions: Sessions,
+    ) -> None:
+        self.settings = settings
+        self.knot = knot
+        self.engine = engine
+        self.weights = weights
+        self.sessions = sessions
+        self.max_rows = engine.config.max_rows if engine.config else 0
+
+    @classmethod
+    async def boot(
+        cls,
+        settings: StationSettings,
+        knot: BucketKnot,
+        engine: StationEngine,
+        source: PayloadSource,
+        clock: Clock,
+        *,
+        held: Callable[[int], None] = lambda delta: None,
+        watch: Callable[[int, Block, int], None] | None = None,
+    ) -> Station:
+        """Reserves the engine's memory, and reads the small vectors and the digests of the station's layers.
+
+        Raises `SettingsError`, `KnotError`, `EngineError` and `OverBudgetError`.
+        """
+        header = knot.header
+        settings.check_layers(header.config.num_layers)
+        layers = range(settings.start_layer, settings.end_layer)
+        units = phase_units(header, layers, PHASES, settings.block_bytes)
+        fit_engine(settings, header.config, engine, 2 * largest_block(units), arena_bytes(units))
+        arena = Arena.plan(units, settings.residency, engine.arena_at, engine.arena_bytes)
+        await load_vectors(knot, engine, layers)
+        digests = await knot.digests(block.tensor for unit in units for block in unit)
+        weights = Weights(
+            engine, settings.knot_key, units, arena, source,
+            lambda block: digests.of(block.first_digest, block.groups), watch,
+        )  # fmt: skip
+        sessions = Sessions(
+            engine,
+            clock,
+            max_sessions=settings.max_sessions,
+            ttl=settings.session_ttl,
+            idle=settings.session_idle,
+            answer_bytes=settings.answer_bytes,
+            held=held,
+        )
+        return cls(settings, knot, engine, weights, sessions)
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """The layers it owns, [start, end)."""
+        return self.settings.start_layer, self.settings.end_layer
+
+    async def run(self, batch: Sequence[ForwardWork]) -> list[Part | Exception]:
+        """Runs a batch; each piece of work is answered by its part of a frame or by a `Refusal`."""
+        answers: dict[int, Part | Exception] = {}
+        admitted: list[Entry] = []
+        for index, work in enumerate(batch):
+            try:
+                # A step may have been answered while a repeat of it was waiting.
+                known = self.sessions.answer_to(work.step, work.checksum)
+                if known is not None:
+                    answers[index] = known
+                else:
+                    self._make_room(work.step)
+                    admitted.append((index, work, self.sessions.admit(work.step, work.checksum)))
+            except Refusal as refusal:
+                answers[index] = refusal
+            except EngineError as error:
+                answers[index] = Refusal(RefusalKind.OVER_BUDGET, str(error), 1000)
+        answers.update(await self._run_admitted(admitted))
+        return [answers[index] for index in range(len(batch))]
+
+    async def _run_admitted(self, admitted: Sequence[Entry]) -> dict[int, Part | Exception]:
+        if not admitted:
+            return {}
+        for _, _, entry in admitted:
+            entry.session.busy = True
+        try:
+            parts = await self._forward([(work, entry) for _, work, entry in admitted])
+        except (NonFinite, OverBudget) as error:
+            if len(admitted) > 1:
+                # One session's numbers broke, or all together are too many: each gets a batch of its own.
+                alone = [await self._run_admitted([one]) for one in admitted]
+                return {index: part for one in alone for index, part in one.items()}
+            broken = isinstance(error, NonFinite)
+            kind = RefusalKind.NON_FINITE if broken else RefusalKind.OVER_BUDGET
+            return self._refuse(admitted, Refusal(kind, str(error), None if broken else 1000))
+        except (BadWeights, ShortBody, BlobMissing, BlobChanged, PeerLost) as error:
+            return self._refuse(admitted, Refusal(RefusalKind.BAD_WEIGHTS, str(error)))
+        except BaseException:
+            self._refuse(admitted, Refusal(RefusalKind.INTERNAL, "the batch broke off"))
+            raise
+        for (_, work, entry), part in zip(admitted, parts, strict=True):
+            entry.session.busy = False
+            self.sessions.done(entry, work.step, part)
+        return {index: part for (index, _, _), part in zip(admitted, parts, strict=True)}
+
+    def _refuse(self, admitted: Sequence[Entry], refusal: Refusal) -> dict[int, Part | Exception]:
+        for _, work, entry in admitted:
+            entry.session.busy = False
+            self.sessions.failed(entry, work.step)
+        return {index: refusal for index, _, _ in admitted}
+
+    async def _forward(self, batch: Sequence[tuple[ForwardWork, Admitted]]) -> list[Part]:
+        """The forward pass: every owned layer, attention then feed-forward, over all rows of the batch."""
+        engine = self.engine
+        rows = [
+            Row(entry.slot, work.step.position + index)
+            for work, entry in batch
+            for index in range(work.step.count)
+        ]
+        with engine.batch(rows) as opened:
+            at = opened.hidden_at
+            for work, _ in batch:
+                engine.host.write(at, work.hidden)
+                at += len(work.hidden)
+            unit = 0
+            for layer in range(*self.layers):
+                for phase in range(len(PHASES)):
+                    engine.phase_begin(layer, phase)
+                    await self.weights.each(unit, self._multiply)
+                    engine.phase_end()
+                    unit += 1
+            return self._outputs([work.step for work, _ in batch], opened.hidden_at)
+
+    async def _multiply(self, placed: Placed) -> None:
+        block = placed.block
+        tensor = block.tensor
+        matrix = MATRICES[tensor.name.split("_", 2)[2]]
+        await self.engine.phase_block(
+            matrix, ggml_id(tensor.type), block.start, block.end - block.start, placed.at, block.row_bytes
+        )
+
+    def _outputs(self, steps: Sequence[ForwardStep], hidden_at: int) -> list[Part]:
+        hidden_size = self.knot.header.config.hidden_size
+        row_bytes = hidden_size * F32
+        parts: list[Part] = []
+        first = 0
+        for step in steps:
+            skipped = step.count - 1 if self.settings.is_exit and step.rows is Rows.LAST else 0
+            count = 0 if self.settings.is_exit and step.rows is Rows.NONE else step.count - skipped
+            name = "normed" if self.settings.is_exit else "hidden"
+            at = hidden_at + (first + skipped) * row_bytes
+            if count and self.settings.is_exit:
+                at = self.engine.output_norm(first + skipped, count)
+            data = self.engine.host.read(at, count * row_bytes) if count else b""
+            envelope = {"status": "ok", "cache_length": step.position + step.count}
+            parts.append(Part(envelope, {name: Tensor(name, "f32", (count, hidden_size), data)}))
+            first += step.count
+        return parts
+
+    def _make_room(self, step: ForwardStep) -> None:
+        """Ends idle sessions until the step's keys and values fit."""
+        needed = -(-(step.position + step.count) // KV_PAGE_TOKENS)
+        while self.engine.kv_free_pages() < needed and self.sessions.evict_idle():
+            pass
+
+
+def fit_engine(
+    settings: StationSettings, model: ModelConfig, engine: StationEngine, buffers: int, weights: int
+) -> None:
+    """Configures the engine within its limit: weights get what keys, values and activations leave.
+
+    `buffers` are the bytes of two blocks, `weights` those of all blocks.
+    A batch is made smaller until two blocks of weights fit beside it. Raises `OverBudgetError`.
+    """
+    if model.rope_scaling is not None:
+        raise Unsupported(f"rope scaling {model.rope_scaling.type!r} is not computed by this engine")
+    rows = settings.max_rows
+    while True:
+        config = station_config(settings, model, rows, 0)
+        fixed = engine.station_bytes(config)
+        room = settings.engine_bytes - fixed
+        if room >= buffers:
+            break
+        if rows == 1:
+            raise OverBudgetError(
+                f"a station of layers [{settings.start_layer}, {settings.end_layer}) needs {fixed} bytes for "
+                f"keys, values and activations of one row, and {buffers} for two blocks of weights, but "
+                f"ENGINE_BYTES is {settings.engine_bytes}: lower KV_BYTES or BLOCK_BYTES, or take more "
+                "stations"
+            )
+        rows = rows // 2
+    wanted = buffers if settings.residency == "fluid" else max(weights, buffers)
+    engine.station_configure(station_config(settings, model, rows, min(room, wanted) // 64 * 64))
+
+
+def station_config(settings: StationSettings, model: ModelConfig, rows: int, arena: int) -> StationConfig:
+    """The engine's configuration, with `rows` rows a batch and `arena` bytes of weights."""
+    layers = settings.end_layer - settings.start_layer
+    page_bytes = KV_PAGE_TOKENS * layers * 2 * model.kv_dim * F32
+    return StationConfig(
+        layer_start=settings.start_layer,
+        layer_end=settings.end_layer,
+        hidden=model.hidden_size,
+        ffn=model.ffn_size,
+        n_heads=model.num_heads,
+        n_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        rope_type=RopeType.NEOX if model.rope_type == "neox" else RopeType.NORM,
+        rope_dim=model.rope_dim,
+        rope_theta=model.rope_theta,
+        norm_eps=model.norm_eps,
+        qkv_bias=model.qkv_bias,
+        output_norm=settings.is_exit,
+        max_rows=rows,
+        max_sessions=settings.max_sessions + 1,  # one more for a fork that answers a late duplicate
+        kv_pages=max(1, settings.kv_bytes // page_bytes),
+        arena_bytes=arena,
+    )
+
+
+async def load_vectors(knot: BucketKnot, engine: StationEngine, layers: range) -> None:
+    """Reads norms and biases of the station's layers in one range, checks them, and keeps them."""
+    header = knot.header
+    span = header.vector_range(layers.start, layers.stop)
+    tensors = list(span.tensors)
+    data = await knot.read(span.offset, span.length)
+    digests = await knot.digests(tensors)
+    for tensor in tensors:
+        at = tensor.offset - span.offset
+        await _set_vector(
+            knot, engine, tensor, data[at : at + tensor.length], digests.of(tensor.first_digest, 1)
+        )
+    freqs = header.rope_freqs()
+    if freqs is not None:
+        found = (await knot.digests([freqs])).of(freqs.first_digest, 1)
+        await _set_vector(knot, engine, freqs, await knot.read(freqs.offset, freqs.length), found)
+
+
+async def _set_vector(
+    knot: BucketKnot, engine: StationEngine, tensor: TensorInfo, data: bytes, digest: bytes
+) -> None:
+    at = engine.arena_at
+    engine.host.write(at, data)
+    if await engine.first_bad_group(at, len(data), len(data), digest) is not None:
+        raise BadWeights(f"knot {knot.key}, tensor {tensor.name}: the digest is wrong; upload the knot again")
+    if tensor.name.startswith("blk_"):
+        _, layer, name = tensor.name.split("_", 2)
+        engine.set_vector(int(layer), VECTORS[name], at, tensor.cols)
+    else:
+        kind = Vector.OUTPUT_NORM if tensor.name == "output_norm_weight" else Vector.ROPE_FREQS
+        engine.set_vector(0, kind, at, tensor.cols)
+
+
+def finite(data: bytes | memoryview) -> bool:
+    """Whether every f32 in `data` is finite: no exponent has all its bits set."""
+    return all(word & 0x7F800000 != 0x7F800000 for (word,) in struct.iter_unpack("<I", data))

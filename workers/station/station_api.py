@@ -1,0 +1,156 @@
+"""A station's endpoints: POST /forward, GET /health, /metrics and /memory."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import asdict
+from typing import Any, cast
+
+from batching import BatchLoop
+from engine.host import ABI_VERSION
+from knot.errors import HeaderError
+from knot.strict_json import parse_object
+from near import NearSource
+from protocol.calls import Call, Reply, json_reply
+from protocol.fields import BadField, Fields
+from protocol.frames import BadFrame, Kind, Part, Tensor
+from protocol.ports import Background, Clock
+from protocol.serving import answer_frame, answer_step, bad_frame, curl_answer, is_frame, not_found
+from protocol.steps import Envelope, ForwardStep, Phase, Refusal, RefusalKind, Rows, forward_step
+from station import ForwardWork, Station, finite
+
+CURL_SESSION = "curl"
+
+
+class StationApi:
+    """Answers calls for one booted station. Everything that waits for others happens in its batch loop."""
+
+    def __init__(self, station: Station, source: NearSource, clock: Clock, background: Background) -> None:
+        self.station = station
+        self._source = source
+        self._clock = clock
+        self._started = clock()
+        self._requests = 0
+        self.loop: BatchLoop[ForwardWork, Part] = BatchLoop(
+            station.run, station.max_rows, station.settings.max_queue, background
+        )
+
+    async def answer(self, call: Call) -> Reply:
+        """Answers one call, whatever it is."""
+        self._requests += 1
+        match call.method, call.path:
+            case "POST", "/forward":
+                return await self._forward(call)
+            case "GET", "/health":
+                return json_reply(self.health())
+            case "GET", "/memory":
+                return json_reply(self.memory())
+            case "GET", "/metrics":
+                return json_reply(self.metrics())
+            case _:
+                return not_found(call, "a station", "POST /forward, GET /health, /metrics and /memory")
+
+    async def _forward(self, call: Call) -> Reply:
+        if is_frame(call):
+            return await answer_frame(call, Kind.FORWARD, self._run)
+        try:
+            part = self._curl_step(call.body)
+        except (BadField, BadFrame, HeaderError) as error:
+            return bad_frame(error)
+        return curl_answer(await answer_step(part, self._run))
+
+    async def _run(self, part: Part) -> Part:
+        step = forward_step(part.envelope)
+        station = self.station
+        step.envelope.check(station.knot.header.fingerprint, station.layers)
+        if step.phase in (Phase.RELEASE, Phase.CANCEL):
+            ended = station.sessions.end(step.envelope.session, step.envelope.epoch)
+            return Part({"status": "ok", "cache_length": 0, "ended": ended})
+        hidden = part.tensor("hidden", "f32", 2)
+        expected = (step.count, station.knot.header.config.hidden_size)
+        if hidden.shape != expected:
+            raise BadFrame(f"hidden is {list(hidden.shape)}, expected {list(expected)}")
+        checksum = zlib.crc32(hidden.data)
+        known = station.sessions.answer_to(step, checksum)
+        if known is not None:
+            return known
+        if not finite(hidden.data):
+            raise Refusal(RefusalKind.NON_FINITE, "the rows that came in have a NaN or an infinity")
+        return await self.loop.submit(ForwardWork(step, hidden.data, checksum))
+
+    def _curl_step(self, body: bytes) -> Part:
+        """A step from JSON such as {"hidden": [[...]], "session": "a", "position": 0}."""
+        fields = Fields(parse_object(body, "the request"), "the request")
+        size = self.station.knot.header.config.hidden_size
+        rows = fields.array("hidden", self.station.max_rows)
+        session = fields.text("session", CURL_SESSION)
+        position = fields.integer("position", 0, 1 << 31, 0)
+        wanted = fields.choice("rows", {str(rows): rows for rows in Rows}, "last")
+        epoch = fields.integer("epoch", 0, 1 << 31, 0)
+        fields.end()
+        data = b"".join(f32_row(row, size) for row in rows)
+        envelope = Envelope(
+            request=CURL_SESSION,
+            session=session,
+            epoch=epoch,
+            model=self.station.knot.header.fingerprint,
+            range=self.station.layers,
+            step=f"{position}+{len(rows)}-{zlib.crc32(data):08x}",
+        )
+        phase = Phase.DECODE if position else Phase.PREFILL
+        step = ForwardStep(envelope, phase, position, len(rows), position, wanted)
+        return Part(step.to_json(), {"hidden": Tensor("hidden", "f32", (len(rows), size), data)})
+
+    def health(self) -> dict[str, Any]:
+        """What the station is, for whoever wants to use it."""
+        station, config = self.station, self.station.knot.header.config
+        return {
+            "status": "ok",
+            "kind": "station",
+            "role": station.settings.role,
+            "layers": list(station.layers),
+            "hidden_size": config.hidden_size,
+            "vocab_size": config.vocab_size,
+            "num_layers": config.num_layers,
+            "architecture": config.architecture,
+            "model": station.knot.header.fingerprint,
+            "knot": station.knot.key,
+            "abi": ABI_VERSION,
+            "max_rows": station.max_rows,
+            "residency": station.settings.residency,
+        }
+
+    def memory(self) -> dict[str, Any]:
+        """What the engine's region is used for, in bytes and pages."""
+        engine = self.station.engine
+        return {
+            "engine": engine.engine_memory()._asdict(),
+            "host_bytes": engine.host.memory_bytes(),
+            "kv_page_bytes": engine.kv_page_bytes(),
+            "pinned_bytes": self.station.weights.arena.pinned_bytes,
+            "sessions": self.station.sessions.lengths(),
+            "answers_bytes": self.station.sessions.remembered_bytes,
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters since the start."""
+        return {
+            "uptime_seconds": round(self._clock() - self._started, 3),
+            "requests": self._requests,
+            "queue": len(self.loop),
+            "sessions": len(self.station.sessions),
+            "batches": asdict(self.loop.load),
+            "reads": asdict(self.station.weights.reads),
+            "sources": asdict(self._source.counts),
+        }
+
+
+def f32_row(row: object, size: int) -> bytes:
+    """A list of `size` numbers as f32. Raises `BadField`."""
+    if not isinstance(row, list) or len(cast(list[Any], row)) != size:
+        raise BadField(f"the request.hidden has a row that is not a list of {size} numbers")
+    try:
+        return struct.pack(f"<{size}f", *cast(list[Any], row))
+    except (struct.error, OverflowError) as error:
+        raise BadField(f"the request.hidden has a value that is no f32: {error}") from None
