@@ -6,9 +6,10 @@ Only bytes that are no frame are answered by an HTTP error; everything else is a
 from __future__ import annotations
 
 import asyncio
+import struct
 from array import array
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, cast
 
 from protocol.calls import FRAME, Call, Reply, json_reply
 from protocol.fields import BadField
@@ -71,11 +72,21 @@ def not_found(call: Call, what: str, endpoints: str) -> Reply:
     return json_reply({"error": {"kind": "not_found", "detail": detail}}, 404)
 
 
+def f32_row(row: object, size: int, what: str) -> bytes:
+    """A list of `size` numbers from JSON as f32. Raises `BadField`, naming the field `what`."""
+    if not isinstance(row, list) or len(cast(list[Any], row)) != size:
+        raise BadField(f"{what} has a row that is not a list of {size} numbers")
+    try:
+        return struct.pack(f"<{size}f", *cast(list[Any], row))
+    except (struct.error, OverflowError) as error:
+        raise BadField(f"{what} has a value that is no f32: {error}") from None
+
+
 def curl_answer(part: Part) -> Reply:
     """A step's answer in JSON: tensors as lists of rows."""
     answer = dict(part.envelope)
     for name, tensor in part.tensors.items():
-        numbers: list[float] = array("f" if tensor.dtype == "f32" else "i", bytes(tensor.data)).tolist()
+        numbers: Sequence[float] = array("f" if tensor.dtype == "f32" else "i", bytes(tensor.data)).tolist()
         width = tensor.shape[-1]
         rows = [numbers[at : at + width] for at in range(0, len(numbers), width or 1)]
         answer[name] = rows if len(tensor.shape) > 1 else numbers

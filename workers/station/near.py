@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from engine.blocks import Block
 from knot.bucket import BucketKnot
 from protocol.calls import Call, Inflow, json_call
+from protocol.identity import Identity
 from protocol.ports import Background, Peer, PeerLost
 
 
@@ -37,13 +38,7 @@ class NearSource:
     ) -> None:
         self._knot = knot
         self._warden = warden
-        self._headers = {
-            **headers,
-            "x-knot-id": knot_id(knot),
-            "x-knot-key": knot.key,
-            "x-layer-start": str(layers[0]),
-            "x-layer-end": str(layers[1]),
-        }
+        self._headers = {**headers, **identity(knot, layers).headers()}
         self._background = background
         self.counts = NearCounts()
 
@@ -96,11 +91,6 @@ def pieces(blocks: Sequence[Block]) -> list[list[str | int]]:
     return found
 
 
-def knot_id(knot: BucketKnot) -> str:
-    """What identifies a knot to wardens: its key and the fingerprint of its content."""
-    return f"{knot.key}@{knot.header.fingerprint}"
-
-
-def warden_name(knot: BucketKnot, layers: tuple[int, int]) -> str:
-    """The name of the LayerWarden object for these layers of this knot."""
-    return f"{knot_id(knot)}|{layers[0]}-{layers[1]}"
+def identity(knot: BucketKnot, layers: tuple[int, int]) -> Identity:
+    """The LayerWarden for these layers of this knot."""
+    return Identity("layer", knot.id, knot.key, *layers)

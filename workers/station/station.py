@@ -7,7 +7,6 @@ depends on the rows beside it.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -328,8 +327,3 @@ async def _set_vector(
     else:
         kind = Vector.OUTPUT_NORM if tensor.name == "output_norm_weight" else Vector.ROPE_FREQS
         engine.set_vector(0, kind, at, tensor.cols)
-
-
-def finite(data: bytes | memoryview) -> bool:
-    """Whether every f32 in `data` is finite: no exponent has all its bits set."""
-    return all(word & 0x7F800000 != 0x7F800000 for (word,) in struct.iter_unpack("<I", data))

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import struct
 import zlib
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
-from batching import BatchLoop
 from engine.host import ABI_VERSION
 from knot.errors import HeaderError
 from knot.strict_json import parse_object
 from near import NearSource
+from protocol.batching import BatchLoop
 from protocol.calls import Call, Reply, json_reply
 from protocol.fields import BadField, Fields
 from protocol.frames import BadFrame, Kind, Part, Tensor
 from protocol.ports import Background, Clock
-from protocol.serving import answer_frame, answer_step, bad_frame, curl_answer, is_frame, not_found
-from protocol.steps import Envelope, ForwardStep, Phase, Refusal, RefusalKind, Rows, forward_step
-from station import ForwardWork, Station, finite
+from protocol.serving import answer_frame, answer_step, bad_frame, curl_answer, f32_row, is_frame, not_found
+from protocol.steps import Envelope, ForwardStep, Phase, Rows, forward_step
+from station import ForwardWork, Station
 
 CURL_SESSION = "curl"
 
@@ -75,8 +74,6 @@ class StationApi:
         known = station.sessions.answer_to(step, checksum)
         if known is not None:
             return known
-        if not finite(hidden.data):
-            raise Refusal(RefusalKind.NON_FINITE, "the rows that came in have a NaN or an infinity")
         return await self.loop.submit(ForwardWork(step, hidden.data, checksum))
 
     def _curl_step(self, body: bytes) -> Part:
@@ -89,7 +86,7 @@ class StationApi:
         wanted = fields.choice("rows", {str(rows): rows for rows in Rows}, "last")
         epoch = fields.integer("epoch", 0, 1 << 31, 0)
         fields.end()
-        data = b"".join(f32_row(row, size) for row in rows)
+        data = b"".join(f32_row(row, size, "the request.hidden") for row in rows)
         envelope = Envelope(
             request=CURL_SESSION,
             session=session,
@@ -144,13 +141,3 @@ class StationApi:
             "reads": asdict(self.station.weights.reads),
             "sources": asdict(self._source.counts),
         }
-
-
-def f32_row(row: object, size: int) -> bytes:
-    """A list of `size` numbers as f32. Raises `BadField`."""
-    if not isinstance(row, list) or len(cast(list[Any], row)) != size:
-        raise BadField(f"the request.hidden has a row that is not a list of {size} numbers")
-    try:
-        return struct.pack(f"<{size}f", *cast(list[Any], row))
-    except (struct.error, OverflowError) as error:
-        raise BadField(f"the request.hidden has a value that is no f32: {error}") from None

@@ -1,0 +1,171 @@
+"""A CobordismWarden's endpoints: raw embedding rows of one slice of one knot, kept in memory by plain LRU.
+
+POST /configure or the X-Knot-Id, X-Knot-Key, X-Vocab-Start and X-Vocab-End headers say which. POST /tensors
+takes a frame of row ids and answers with those it holds, or with `fill`, with all; POST /invalidate/<row>;
+GET /stats.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+
+from durable_objects.budget import IsolateBudget
+from durable_objects.layer_cache import CacheCounts
+from engine.rows import RowReader, RowsUnavailable
+from knot.errors import HeaderError, KnotError
+from knot.strict_json import parse_object
+from protocol.calls import FRAME, Call, Reply, json_reply
+from protocol.fields import BadField, Fields
+from protocol.frames import BadFrame, Kind, Part, Tensor, decode, encode
+from protocol.identity import Identity, WrongIdentity
+from protocol.ports import BlobChanged, BlobMissing
+from protocol.serving import bad_frame, not_found
+
+MAX_ROWS = 4096
+ENDPOINTS = "POST /configure, /tensors and /invalidate/<row>, GET /stats"
+
+
+# Opens the knot of a key; returns its id and a reader of its embedding rows.
+OpenRows = Callable[[str], Awaitable[tuple[str, RowReader]]]
+
+
+class CobordismWardenApi:
+    """One warden."""
+
+    def __init__(self, budget: IsolateBudget, open_rows: OpenRows) -> None:
+        self._budget = budget
+        self._open_rows = open_rows
+        self._identity: Identity | None = None
+        self._reader: RowReader | None = None
+        self._rows: OrderedDict[int, bytes] = OrderedDict()
+        self.counts = CacheCounts()
+
+    async def answer(self, call: Call) -> Reply:
+        """Answers one call, whatever it is."""
+        try:
+            return await self._route(call)
+        except WrongIdentity as error:
+            return json_reply({"error": {"kind": "wrong_model", "detail": str(error)}}, 409)
+        except (BlobMissing, RowsUnavailable, KnotError) as error:
+            return json_reply({"error": {"kind": "bad_weights", "detail": str(error)}}, 502)
+        except BlobChanged as error:
+            self._forget()
+            return json_reply({"error": {"kind": "wrong_model", "detail": str(error)}}, 409)
+        except (BadField, BadFrame, HeaderError) as error:
+            return bad_frame(error)
+
+    async def _route(self, call: Call) -> Reply:
+        if call.method == "GET" and call.path == "/stats":
+            return json_reply(self.stats())
+        if call.method == "POST" and call.path == "/configure":
+            fields = Fields(parse_object(call.body, "the request"), "the request")
+            await self._become(Identity.from_fields("vocab", fields))
+            return json_reply(self.stats())
+        asked = Identity.from_headers("vocab", call.headers)
+        if asked is not None:
+            await self._become(asked)
+        verb, _, name = call.path[1:].partition("/")
+        match call.method, verb:
+            case "POST", "tensors":
+                return await self._tensors(call.body)
+            case "POST", "invalidate":
+                return json_reply({"invalidated": self._invalidate(name)})
+            case _:
+                return not_found(call, "a CobordismWarden", ENDPOINTS)
+
+    def stats(self) -> dict[str, object]:
+        """What the warden is, holds, and has done."""
+        return {
+            "kind": "cobordism-warden",
+            "identity": None if self._identity is None else asdict(self._identity),
+            "rows": len(self._rows),
+            "bytes": sum(map(len, self._rows.values())),
+            **asdict(self.counts),
+        }
+
+    async def _tensors(self, body: bytes) -> Reply:
+        if self._reader is None or self._identity is None:
+            raise BadField("the warden does not know its knot yet; POST /configure or send X-Knot-Id first")
+        frame = decode(body)
+        if frame.kind is not Kind.ROWS or len(frame.parts) != 1:
+            raise BadFrame("this endpoint takes frames of kind rows with one step")
+        part = frame.parts[0]
+        fields = Fields(part.envelope, "the step")
+        fill = fields.flag("fill", False)
+        fields.end()
+        wanted = part.tensor("ids", "i32", 1)
+        if wanted.shape[0] > MAX_ROWS:
+            raise BadFrame(f"{wanted.shape[0]} rows in one call, at most {MAX_ROWS} are given")
+        ids = struct.unpack(f"<{wanted.shape[0]}i", wanted.data)
+        identity = self._identity
+        for row in ids:
+            if not identity.start <= row < identity.end:
+                raise BadFrame(f"row {row} is none of [{identity.start}, {identity.end})")
+        found = self._held(ids)
+        if fill:
+            missing = [row for row in ids if row not in found]
+            for row, data in (await self._reader.read(missing)).items():
+                found[row] = data
+                self._keep(row, data)
+        return _answer(found, self._reader.table.row_bytes)
+
+    def _held(self, ids: tuple[int, ...]) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        for row in ids:
+            data = self._rows.get(row)
+            if data is None:
+                self.counts.misses += 1
+            else:
+                self.counts.hits += 1
+                self._rows.move_to_end(row)
+                found[row] = data
+        return found
+
+    def _keep(self, row: int, data: bytes) -> None:
+        if row in self._rows:
+            return
+        while not self._budget.take(len(data)):
+            if not self._rows:
+                return
+            self._budget.give(len(self._rows.popitem(last=False)[1]))
+            self.counts.evicted += 1
+        self._rows[row] = data
+        self.counts.admitted += 1
+
+    def _invalidate(self, name: str) -> bool:
+        if not (name.isascii() and name.isdigit()):
+            raise BadField(f"{name[:40]!r} is no row number")
+        found = self._rows.pop(int(name), None)
+        if found is None:
+            return False
+        self._budget.give(len(found))
+        self.counts.invalidated += 1
+        return True
+
+    def _forget(self) -> None:
+        self._budget.give(sum(map(len, self._rows.values())))
+        self._rows.clear()
+        self._identity = self._reader = None
+
+    async def _become(self, identity: Identity) -> None:
+        if self._identity is not None:
+            self._identity.check_is(identity)
+            return
+        found, reader = await self._open_rows(identity.knot_key)
+        identity.check_found(found)
+        self._identity, self._reader = identity, reader
+
+
+def _answer(rows: dict[int, bytes], row_bytes: int) -> Reply:
+    ids = struct.pack(f"<{len(rows)}i", *rows)
+    part = Part(
+        {"status": "ok"},
+        {
+            "ids": Tensor("ids", "i32", (len(rows),), ids),
+            "rows": Tensor("rows", "u8", (len(rows), row_bytes), b"".join(rows.values())),
+        },
+    )
+    return Reply(200, encode(Kind.ROWS, [part], answer=True), {"content-type": FRAME})

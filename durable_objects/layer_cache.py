@@ -1,0 +1,105 @@
+"""What a LayerWarden keeps: whole tensors of some layers, under the isolate's budget.
+
+A forward pass asks for the same tensors in the same order again and again. A cache smaller than that cycle
+which evicts the least recently used tensor throws away just what is asked for next, and never hits; so the
+default is to keep the first tensors that fit and let the rest pass through. LRU remains as a named policy.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from durable_objects.budget import IsolateBudget
+from protocol.settings import MIB
+
+POLICIES: Final = ("pinned-prefix", "lru")
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """Lookups that found a tensor and that did not; tensors taken in, evicted and invalidated."""
+
+    hits: int = 0
+    misses: int = 0
+    admitted: int = 0
+    evicted: int = 0
+    invalidated: int = 0
+
+
+class LayerCache:
+    """Tensors by name, with a policy that says which stay."""
+
+    def __init__(self, policy: str, budget: IsolateBudget) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"policy {policy!r} is not known; the known ones are {', '.join(POLICIES)}")
+        self._policy = policy
+        self._budget = budget
+        self._tensors: OrderedDict[str, bytes] = OrderedDict()
+        self.counts = CacheCounts()
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors kept."""
+        return sum(map(len, self._tensors.values()))
+
+    def get(self, name: str) -> bytes | None:
+        """A tensor that is kept, or None."""
+        found = self._tensors.get(name)
+        if found is None:
+            self.counts.misses += 1
+            return None
+        self.counts.hits += 1
+        self._tensors.move_to_end(name)
+        return found
+
+    def reserve(self, name: str, size: int) -> bool:
+        """Whether a tensor of `size` bytes is to be kept; they are set aside until `put` or `release`."""
+        if self._policy == "lru":
+            self._evict_for(size, keep=name)
+        return self._budget.take(size)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keeps a tensor whose size was reserved."""
+        if name in self._tensors:
+            self._budget.give(len(self._tensors.pop(name)))
+        self._tensors[name] = data
+        self.counts.admitted += 1
+
+    def release(self, size: int) -> None:
+        """Gives up a reservation."""
+        self._budget.give(size)
+
+    def invalidate(self, name: str) -> bool:
+        """Forgets a tensor; whether it was there."""
+        found = self._tensors.pop(name, None)
+        if found is None:
+            return False
+        self._budget.give(len(found))
+        self.counts.invalidated += 1
+        return True
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._budget.give(self.size)
+        self._tensors.clear()
+
+    def _evict_for(self, size: int, keep: str) -> None:
+        if size > self._budget.limit:
+            return
+        evictable = [name for name, data in self._tensors.items() if not stays(name, len(data))]
+        for name in evictable:
+            if self._budget.free >= size:
+                return
+            if name != keep:
+                self._budget.give(len(self._tensors.pop(name)))
+                self.counts.evicted += 1
+
+
+def stays(name: str, size: int) -> bool:
+    """Whether LRU leaves a tensor alone: the small ones, and those that every pass needs."""
+    return "norm" in name or name in ("token_embd_weight", "output_weight") or size < MIB

@@ -1,0 +1,177 @@
+"""A LayerWarden's endpoints: tensors of one range of layers of one knot, near the station that needs them.
+
+POST /configure or the X-Knot-Id, X-Knot-Key, X-Layer-Start and X-Layer-End headers say which; a warden that
+is asked for another knot or other layers refuses, since an object of another name is meant. GET
+/tensor/<name>, POST /tensors, POST /invalidate/<name>, GET /stats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+
+from durable_objects.layer_cache import LayerCache
+from knot.architectures import payload_order
+from knot.bucket import BucketKnot
+from knot.errors import HeaderError, KnotError
+from knot.header import TensorInfo
+from knot.strict_json import is_int, parse_object
+from protocol.bodies import BytesInflow, JoinedInflow, Piece
+from protocol.calls import BYTES, Call, Inflow, Reply, json_reply
+from protocol.fields import BadField, Fields
+from protocol.identity import Identity, WrongIdentity
+from protocol.ports import BlobChanged, BlobMissing
+from protocol.serving import bad_frame, not_found
+
+OpenKnot = Callable[[str], Awaitable[BucketKnot]]
+MAX_PIECES = 64
+ENDPOINTS = "POST /configure, /tensors and /invalidate/<name>, GET /tensor/<name> and /stats"
+
+
+class LayerWardenApi:
+    """One warden. `open_knot` opens a knot in the bucket by its key."""
+
+    def __init__(self, cache: LayerCache, open_knot: OpenKnot) -> None:
+        self.cache = cache
+        self._open_knot = open_knot
+        self._identity: Identity | None = None
+        self._knot: BucketKnot | None = None
+        self._names: frozenset[str] = frozenset()
+        self._passed_bytes = 0
+
+    async def answer(self, call: Call) -> Reply:
+        """Answers one call, whatever it is."""
+        try:
+            return await self._route(call)
+        except WrongIdentity as error:
+            return json_reply({"error": {"kind": "wrong_model", "detail": str(error)}}, 409)
+        except (BlobMissing, KnotError) as error:
+            return json_reply({"error": {"kind": "bad_weights", "detail": str(error)}}, 502)
+        except BlobChanged as error:
+            self._forget()
+            return json_reply({"error": {"kind": "wrong_model", "detail": str(error)}}, 409)
+        except (BadField, HeaderError) as error:
+            return bad_frame(error)
+
+    async def _route(self, call: Call) -> Reply:
+        if call.method == "GET" and call.path == "/stats":
+            return json_reply(self.stats())
+        if call.method == "POST" and call.path == "/configure":
+            fields = Fields(parse_object(call.body, "the request"), "the request")
+            await self._become(Identity.from_fields("layer", fields))
+            return json_reply(self.stats())
+        asked = Identity.from_headers("layer", call.headers)
+        if asked is not None:
+            await self._become(asked)
+        verb, _, name = call.path[1:].partition("/")
+        match call.method, verb:
+            case "GET", "tensor":
+                tensor = self._tensor(name)
+                return await self._bodies([(tensor, 0, tensor.length)])
+            case "POST", "tensors":
+                return await self._bodies(self._pieces(call.body))
+            case "POST", "invalidate":
+                return json_reply({"invalidated": self.cache.invalidate(name)})
+            case _:
+                return not_found(call, "a LayerWarden", ENDPOINTS)
+
+    def stats(self) -> dict[str, object]:
+        """What the warden is, holds, and has done."""
+        return {
+            "kind": "layer-warden",
+            "identity": None if self._identity is None else asdict(self._identity),
+            "tensors": len(self.cache),
+            "bytes": self.cache.size,
+            "passed_bytes": self._passed_bytes,
+            **asdict(self.cache.counts),
+        }
+
+    async def _become(self, identity: Identity) -> None:
+        if self._identity is not None:
+            self._identity.check_is(identity)
+            return
+        knot = await self._open_knot(identity.knot_key)
+        identity.check_found(knot.id)
+        layers = range(identity.start, identity.end)
+        self._names = frozenset(
+            place.name for place in payload_order(knot.header.config) if place.layer in layers
+        )
+        self._identity, self._knot = identity, knot
+
+    def _forget(self) -> None:
+        self.cache.clear()
+        self._identity = self._knot = None
+
+    def _tensor(self, name: str) -> TensorInfo:
+        if self._knot is None or self._identity is None:
+            raise BadField("the warden does not know its knot yet; POST /configure or send X-Knot-Id first")
+        if name not in self._names:
+            raise BadField(
+                f"tensor {name[:80]!r} is none of layers [{self._identity.start}, {self._identity.end}) of "
+                f"{self._identity.knot_key}"
+            )
+        return self._knot.header.tensor(name)
+
+    def _pieces(self, body: bytes) -> list[tuple[TensorInfo, int, int]]:
+        fields = Fields(parse_object(body, "the request"), "the request")
+        found: list[tuple[TensorInfo, int, int]] = []
+        for entry in fields.array("tensors", MAX_PIECES):
+            match entry:
+                case [str(name), start, end] if is_int(start) and is_int(end):
+                    tensor = self._tensor(name)
+                    if not 0 <= start < end <= tensor.length:
+                        raise BadField(
+                            f"bytes [{start}, {end}) of {name} do not exist; it has {tensor.length}"
+                        )
+                    found.append((tensor, start, end))
+                case _:
+                    raise BadField(
+                        "the request.tensors has an entry that is not [name, first byte, end byte]"
+                    )
+        fields.end()
+        return found
+
+    async def _bodies(self, pieces: list[tuple[TensorInfo, int, int]]) -> Reply:
+        """The pieces one after the other: from memory, or from the bucket with neighbours in one read."""
+        knot = self._knot
+        assert knot is not None
+        body: list[Piece] = []
+        run: tuple[int, int] | None = None
+        for tensor, start, end in pieces:
+            data = self.cache.get(tensor.name) or await self._admit(knot, tensor)
+            if data is None:
+                offset = tensor.offset + start
+                if run is not None and run[1] == offset:
+                    body.pop()
+                    offset = run[0]
+                run = (offset, tensor.offset + end)
+                body.append(_from_bucket(knot, *run))
+                self._passed_bytes += end - start
+            else:
+                run = None
+                body.append(_from_memory(data, start, end))
+        joined = JoinedInflow(body)
+        headers = {"content-type": BYTES, "content-length": str(joined.length)}
+        return Reply(200, joined, headers)
+
+    async def _admit(self, knot: BucketKnot, tensor: TensorInfo) -> bytes | None:
+        if not self.cache.reserve(tensor.name, tensor.length):
+            return None
+        try:
+            data = await knot.read(tensor.offset, tensor.length)
+        except BaseException:
+            self.cache.release(tensor.length)
+            raise
+        self.cache.put(tensor.name, data)
+        return data
+
+
+def _from_bucket(knot: BucketKnot, start: int, end: int) -> Piece:
+    return end - start, lambda: knot.stream(start, end - start)
+
+
+def _from_memory(data: bytes, start: int, end: int) -> Piece:
+    async def opened() -> Inflow:
+        return BytesInflow(memoryview(data)[start:end])
+
+    return end - start, opened
