@@ -73,7 +73,7 @@ class Weights:
         self._name = name
         self._units = units
         self._arena = arena
-        self._source = source
+        self.source = source
         self._digests = digests
         self._watch = watch
         self._loaded = [[False] * len(unit) for unit in units]
@@ -139,7 +139,7 @@ class Weights:
 
     async def _open(self, blocks: Sequence[Block]) -> Inflow:
         self.reads.opened += 1
-        return await self._source.open(blocks)
+        return await self.source.open(blocks)
 
     async def _arrive(self, unit: int, index: int, inflow: Inflow, transit: list[Block]) -> bool:
         """Moves the next block into the arena; False when the body broke off before its end."""
@@ -165,7 +165,7 @@ class Weights:
         self.reads.again += 1
         self.reads.opened += 1
         self.reads.bytes += block.length
-        inflow = await self._source.open_origin(block)
+        inflow = await self.source.open_origin(block)
         try:
             await inflow.pour(self._engine.host, at, block.length)
         except ShortBody as error:

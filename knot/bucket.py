@@ -1,7 +1,7 @@
 """A knot that lies in a bucket: its header, and ranges of its payload, all of one and the same upload.
 
-Every read carries the etag that the header was read under, so that a knot uploaded again under the same key is
-noticed and never mixed with its predecessor. Standard library only: it also runs in Workers.
+Every read carries the etag that the header was read under, so that a knot uploaded again under the same key
+is noticed and never mixed with its predecessor. Standard library only: it also runs in Workers.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ class BucketKnot:
         """
         info = await blobs.head(key)
         return cls(blobs, key, info.etag, await read_header(_Upload(blobs, key, info.etag, info.size)))
+
+    @property
+    def id(self) -> str:
+        """What wardens, caches and object names are keyed by: the key and the content's fingerprint."""
+        return f"{self.key}@{self.header.fingerprint}"
 
     async def read(self, offset: int, length: int) -> bytes:
         """A short range of the payload, whole."""

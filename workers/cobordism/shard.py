@@ -83,6 +83,7 @@ class Shard:
         config = engine.config
         assert config is not None
         self.max_rows = config.max_rows
+        self.stale = False
         self._kept: OrderedDict[str, int] = OrderedDict()
         self._free = list(range(config.kept))
 
@@ -102,20 +103,30 @@ class Shard:
         model = knot.header.config
         settings.check_vocabulary(model)
         blocks = unit([Rows(knot.header.head_tensor(), *settings.slice)], settings.block_bytes)
-        desk_size = desk_bytes(knot, max(DESK_BYTES, 2 * F32 * model.hidden_size * settings.max_rows))
+        start, end = settings.slice
+        whole_slice = CANDIDATE_BYTES * (end - start + 1024)
+        rows = F32 * model.hidden_size * settings.max_rows
+        desk_size = desk_bytes(knot, max(DESK_BYTES, whole_slice, rows))
         fit_engine(settings, knot, engine, desk_size, blocks)
         desk = Desk(engine.arena_at, desk_size, asyncio.Lock())
         arena = Arena.plan(
             [blocks], settings.residency, engine.arena_at + desk_size, engine.arena_bytes - desk_size
         )
-        for start, end in model.unused_token_ranges:
-            engine.shard_ban(start, end)
+        for unused in model.unused_token_ranges:
+            engine.shard_ban(*unused)
         digests = await knot.digests([knot.header.head_tensor()])
         weights = Weights(
             engine, settings.knot_key, [blocks], arena, HeadSource(knot),
             lambda block: digests.of(block.first_digest, block.groups), watch,
         )  # fmt: skip
         return cls(settings, knot, engine, weights, desk)
+
+    def take_over(self, knot: BucketKnot) -> None:
+        """Serves a restarted object: engine and weights stay, kept logits and the way there do not."""
+        self.knot = knot
+        self.weights.source = HeadSource(knot)
+        self._free.extend(self._kept.values())
+        self._kept.clear()
 
     @property
     def kept(self) -> int:
@@ -128,6 +139,8 @@ class Shard:
             kept = [self._keep(work.step) for work in batch]
             await self._multiply([work.normed for work in batch], kept)
         except (BadWeights, ShortBody, BlobMissing, BlobChanged, PeerLost) as error:
+            # Another upload lies under the key: the next request boots anew.
+            self.stale = isinstance(error, BlobChanged)
             return self._failed(batch, Refusal(RefusalKind.BAD_WEIGHTS, str(error)))
         except NonFinite as error:
             if len(batch) > 1:

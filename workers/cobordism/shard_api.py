@@ -96,6 +96,7 @@ class ShardApi:
         try:
             rows = await self._rows.fetch([token for _, token in owned])
         except (RowsUnavailable, BlobMissing, BlobChanged) as error:
+            shard.stale = isinstance(error, BlobChanged)
             raise Refusal(RefusalKind.BAD_WEIGHTS, str(error)) from error
         positions = struct.pack(f"<{len(owned)}i", *(position for position, _ in owned))
         data = b"".join(rows[token] for _, token in owned)

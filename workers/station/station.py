@@ -91,6 +91,7 @@ class Station:
         self.weights = weights
         self.sessions = sessions
         self.max_rows = engine.config.max_rows if engine.config else 0
+        self.stale = False
 
     @classmethod
     async def boot(
@@ -130,6 +131,12 @@ class Station:
             held=held,
         )
         return cls(settings, knot, engine, weights, sessions)
+
+    def take_over(self, knot: BucketKnot, source: PayloadSource) -> None:
+        """Serves a restarted object: engine and weights stay, sessions and ways to the bucket do not."""
+        self.sessions.clear()
+        self.knot = knot
+        self.weights.source = source
 
     @property
     def layers(self) -> tuple[int, int]:
@@ -172,6 +179,8 @@ class Station:
             kind = RefusalKind.NON_FINITE if broken else RefusalKind.OVER_BUDGET
             return self._refuse(admitted, Refusal(kind, str(error), None if broken else 1000))
         except (BadWeights, ShortBody, BlobMissing, BlobChanged, PeerLost) as error:
+            # Another upload lies under the key: the next request boots anew.
+            self.stale = isinstance(error, BlobChanged)
             return self._refuse(admitted, Refusal(RefusalKind.BAD_WEIGHTS, str(error)))
         except BaseException:
             self._refuse(admitted, Refusal(RefusalKind.INTERNAL, "the batch broke off"))

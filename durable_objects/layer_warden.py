@@ -1,0 +1,52 @@
+"""The LayerWarden: tensors of a station's layers in the memory of an isolate near it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import boundary
+from durable_objects.budget import IsolateBudget
+from durable_objects.front import unavailable
+from durable_objects.layer_cache import POLICIES, LayerCache
+from durable_objects.layer_warden_api import LayerWardenApi
+from knot.bucket import BucketKnot
+from protocol import access
+from protocol.settings import MIB, Settings, SettingsError
+from workers import DurableObject, Request, Response
+
+# All wardens of this Worker live in one isolate, and share what it may keep.
+_budgets: dict[int, IsolateBudget] = {}
+
+
+class LayerWarden(DurableObject):
+    """One warden; its name is `{knot key}@{fingerprint}|{first layer}-{end layer}`."""
+
+    def __init__(self, ctx: Any, env: Any) -> None:
+        super().__init__(ctx, env)
+        self._api: LayerWardenApi | None = None
+
+    async def fetch(self, request: Request) -> Response:
+        """Answers a request from the cluster."""
+        settings = Settings(lambda name: boundary.variable(self.env, name))
+        try:
+            secret = settings.secret()
+            api = self._api = self._api or self._start(settings)
+        except SettingsError as error:
+            return boundary.response_of(unavailable(error))
+        call = await boundary.call_of(request)
+        return boundary.response_of(access.refusal(secret, call.headers) or await api.answer(call))
+
+    def _start(self, settings: Settings) -> LayerWardenApi:
+        cache = LayerCache(
+            settings.choice("WARDEN_POLICY", POLICIES, "pinned-prefix"), isolate_budget(settings, _budgets)
+        )
+        bucket = boundary.blobs(self.env.KNOT_BUCKET)
+        return LayerWardenApi(cache, lambda key: BucketKnot.open(bucket, key))
+
+
+def isolate_budget(settings: Settings, budgets: dict[int, IsolateBudget]) -> IsolateBudget:
+    """The one budget of an isolate, made when the first warden starts."""
+    limit = settings.integer("MEMORY_BUDGET_BYTES", 0, 1 << 40, 32 * MIB)
+    if not budgets:
+        budgets[limit] = IsolateBudget(limit, boundary.held)
+    return next(iter(budgets.values()))

@@ -1,0 +1,81 @@
+"""The object behind a station: it owns the engine, the sessions and the loop in which they meet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import boundary
+from durable_objects.front import optional_binding, unavailable
+from engine.blocks import OverBudgetError
+from engine.client import StationEngine
+from engine.errors import EngineError
+from engine.weights import BadWeights
+from knot.bucket import BucketKnot
+from knot.errors import KnotError
+from near import NearSource, identity
+from protocol import access
+from protocol.calls import ShortBody
+from protocol.ports import BlobChanged, BlobMissing
+from protocol.settings import Settings, SettingsError
+from specialization import StationSettings
+from station import Station
+from station_api import StationApi
+from workers import DurableObject, Request, Response
+
+BOOT_ERRORS = (
+    SettingsError, KnotError, EngineError, OverBudgetError, BadWeights, BlobMissing, BlobChanged, ShortBody,
+)  # fmt: skip
+
+# What this isolate has booted, by knot, role and layers: an object that is restarted finds it again.
+_booted: dict[str, Station] = {}
+
+
+class StationObject(DurableObject):
+    """One station. All its requests come to this one object."""
+
+    def __init__(self, ctx: Any, env: Any) -> None:
+        super().__init__(ctx, env)
+        self._api: StationApi | None = None
+        self._booting = asyncio.Lock()
+
+    async def fetch(self, request: Request) -> Response:
+        """Answers a request, having booted if that is needed."""
+        call = await boundary.call_of(request)
+        try:
+            api = await self._ready()
+        except BOOT_ERRORS as error:
+            return boundary.response_of(unavailable(error))
+        return boundary.response_of(await api.answer(call))
+
+    async def _ready(self) -> StationApi:
+        async with self._booting:
+            if self._api is None or self._api.station.stale:
+                self._api = await self._boot()
+            return self._api
+
+    async def _boot(self) -> StationApi:
+        env = self.env
+
+        def variable(name: str) -> str | None:
+            return boundary.variable(env, name)
+
+        settings = StationSettings.read(variable)
+        background = boundary.background(self.ctx)
+        knot = await BucketKnot.open(boundary.blobs(env.KNOT_BUCKET), settings.knot_key)
+        layers = (settings.start_layer, settings.end_layer)
+        namespace = optional_binding(env, "LAYER_WARDEN") if settings.use_warden else None
+        warden = None
+        if namespace is not None:
+            warden = boundary.objects(namespace).peer(identity(knot, layers).object_name)
+        headers = access.headers(Settings(variable).secret())
+        source = NearSource(knot, warden, layers, headers, background)
+        station = _booted.get(settings.boot_key)
+        if station is not None and station.settings == settings and station.knot.id == knot.id:
+            station.take_over(knot, source)
+        else:
+            _booted.clear()
+            engine = StationEngine(await boundary.engine(settings.engine_bytes))
+            station = await Station.boot(settings, knot, engine, source, boundary.clock, held=boundary.held)
+            _booted[settings.boot_key] = station
+        return StationApi(station, source, boundary.clock, background)

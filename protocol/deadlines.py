@@ -1,0 +1,41 @@
+"""Waiting with an end, without leaving anything half-done behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from protocol.ports import Background
+
+T = TypeVar("T")
+
+
+class DeadlineExceeded(Exception):
+    """Something took longer than its deadline; the sentence says what and how long."""
+
+
+async def within(seconds: float, coroutine: Coroutine[Any, Any, T], what: str, background: Background) -> T:
+    """The coroutine's result, or `DeadlineExceeded` after `seconds`.
+
+    What is abandoned is cancelled and waited for in the background: a call that nobody awaits any more can
+    hold up a whole isolate on Workers.
+    """
+    task = asyncio.ensure_future(coroutine)
+    try:
+        done, _ = await asyncio.wait([task], timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        background(_drain(task))
+        raise
+    if done:
+        return task.result()
+    task.cancel()
+    background(_drain(task))
+    raise DeadlineExceeded(f"{what} did not answer within {seconds:g} s")
+
+
+async def _drain(task: asyncio.Future[Any]) -> None:
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()
