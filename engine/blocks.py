@@ -125,6 +125,11 @@ class Arena:
     pinned_bytes: int
     used: int
 
+    @property
+    def whole(self) -> bool:
+        """Whether every block stays."""
+        return all(place is not None for unit in self.places for place in unit)
+
     @classmethod
     def plan(cls, units: Sequence[Unit], residency: str, at: int, size: int) -> Arena:
         """Places the blocks. Raises `OverBudgetError` when the arena is too small for `residency`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -30,13 +31,27 @@ RETRY = frozenset((RefusalKind.LOST, RefusalKind.BUSY, RefusalKind.INTERNAL))
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An ordered list of hops that covers the layers once, and the shards that cover the vocabulary."""
+    """An ordered list of hops that covers the layers once, and the shards that cover the vocabulary.
+
+    `max_rows` is what every station takes in one step; `resident` whether all weights stay in memory.
+    """
 
     model: str
     hidden_size: int
     stations: Sequence[LayerHop]
     shards: Sequence[VocabularyHop]
     max_rows: int
+    resident: bool = False
+
+    def chunk(self, rows: int) -> int:
+        """Rows of a piece of a prompt.
+
+        Where weights stay in memory, pieces are as many as stations, so that all have work. Where they are
+        read for every piece, the largest piece that fits reads them least often.
+        """
+        if not self.resident:
+            return self.max_rows
+        return min(max(1, rows // len(self.stations)), self.max_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +114,12 @@ class Generation:
             self.report.attempts += 1
             self._epoch += 1
             try:
-                async for sampled in self._attempt([*self._prompt, *made], most - len(made)):
-                    if not made:
-                        self.report.first_token_seconds = self._clock() - started
-                    made.append(sampled.id)
-                    yield sampled
+                async with aclosing(self._attempt([*self._prompt, *made], most - len(made))) as attempt:
+                    async for sampled in attempt:
+                        if not made:
+                            self.report.first_token_seconds = self._clock() - started
+                        made.append(sampled.id)
+                        yield sampled
             except Refusal as refusal:
                 self.report.reasons.append(str(refusal))
                 if refusal.kind not in REPLAY or self.report.attempts >= self._limits.attempts:
@@ -133,7 +149,7 @@ class Generation:
         """All rows through all stations, chunk after chunk, each station busy with another one."""
         hidden = await self._embed("embed-prompt", ids)
         row_bytes = F32 * self._route.hidden_size
-        size = min(max(1, len(ids) // len(self._route.stations)), self._route.max_rows)
+        size = self._route.chunk(len(ids))
         turns = [asyncio.Lock() for _ in self._route.stations]
         starts = range(0, len(ids), size)
 

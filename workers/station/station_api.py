@@ -116,6 +116,7 @@ class StationApi:
             "abi": ABI_VERSION,
             "max_rows": station.max_rows,
             "residency": station.settings.residency,
+            "resident": station.weights.arena.whole,
         }
 
     def memory(self) -> dict[str, Any]:
