@@ -79,8 +79,10 @@ def _prompt(fields: Fields) -> str | tuple[int, ...]:
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:
-    value = fields.raw("stop", [])
-    stops: list[Any] = [value] if isinstance(value, str) else value if isinstance(value, list) else [None]
+    value: Any = fields.raw("stop", [])
+    stops: list[Any] = [value] if isinstance(value, str) else value
+    if not isinstance(value, str | list):
+        stops = [None]
     if len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
         raise BadField(f"the request.stop is wrong, expected up to {MAX_STOPS} strings that are not empty")
     return tuple(stops)

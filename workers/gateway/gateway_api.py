@@ -201,11 +201,11 @@ class GatewayApi:
                 raise BadField(f"token id {token} does not exist; the vocabulary has {config.vocab_size} ids")
         if request.max_tokens > self._settings.max_tokens:
             raise BadField(
-                f"the request.max_tokens is {request.max_tokens}, at most {self._settings.max_tokens} are made"
+                f"the request.max_tokens is {request.max_tokens}, {self._settings.max_tokens} is most"
             )
         if len(ids) + request.max_tokens > config.context_length:
             raise BadField(
-                f"the prompt has {len(ids)} tokens and max_tokens is {request.max_tokens}, together more than "
+                f"the prompt has {len(ids)} tokens and max_tokens is {request.max_tokens}, more than "
                 f"the model's context of {config.context_length}"
             )
         return ids

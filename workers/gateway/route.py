@@ -54,7 +54,7 @@ class GatewaySettings:
         layers, ids = header.config.num_layers, header.config.vocab_size
         if self.stations[-1][1] != layers:
             raise SettingsError(
-                f"STATION_RANGES ends at layer {self.stations[-1][1]}, but {self.knot_key} has {layers} layers"
+                f"STATION_RANGES ends at layer {self.stations[-1][1]}, but {self.knot_key} has {layers}"
             )
         if self.shards[-1][1] != ids:
             raise SettingsError(

@@ -77,6 +77,15 @@ pub fn matmul_plain(weights: &Weights<'_>, x: &[f32], emit: impl FnMut(usize, us
 }
 
 fn with_path(path: Path, weights: &Weights<'_>, x: &[f32], mut emit: impl FnMut(usize, usize, f32)) {
+    if let (Path::Fast, Some(dot), true) = (path, weights.format.dot(), x.len() == weights.cols) {
+        // One batch row: no values are written down, since none is used twice.
+        for (row, bytes) in weights.bytes.chunks_exact(weights.row_bytes).enumerate() {
+            let mut lanes = [0.0; LANES];
+            dot(bytes, x, &mut lanes);
+            emit(row, 0, reduce(&lanes));
+        }
+        return;
+    }
     let mut lanes = [[[0.0; LANES]; TILE_ROWS]; TILE_BATCH];
     for (tile, x) in x.chunks(TILE_BATCH * weights.cols).enumerate() {
         let batch = x.len() / weights.cols;

@@ -16,6 +16,7 @@ mod q8_0;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd;
 
+use crate::kernels::dot::Lanes;
 use crate::{Result, fail};
 
 /// A block format, as its file states it.
@@ -31,12 +32,6 @@ trait Block {
 
     /// Writes the `ELEMENTS` values of a block of `BYTES` bytes.
     fn dequantise(block: &[u8], out: &mut [f32]);
-
-    /// The same values with SIMD128, where the format has such a reading.
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    fn dequantise_simd(block: &[u8], out: &mut [f32]) {
-        Self::dequantise(block, out);
-    }
 }
 
 /// A block format as the kernels use it.
@@ -51,7 +46,11 @@ pub struct Format {
     pub bytes: usize,
     fast: fn(&[u8], &mut [f32]),
     plain: fn(&[u8], &mut [f32]),
+    dot: Option<Dot>,
 }
+
+/// Accumulates the products of blocks and a vector of as many elements, without writing the values down.
+pub type Dot = fn(&[u8], &[f32], &mut Lanes);
 
 /// Which reading of a format a kernel uses. Both give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,11 +63,28 @@ pub enum Path {
 
 impl Format {
     const fn of<B: Block>() -> Self {
-        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-        let fast = simd::blocks::<B>;
-        #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
-        let fast = blocks::<B>;
-        Self { id: B::ID, name: B::NAME, elements: B::ELEMENTS, bytes: B::BYTES, fast, plain: blocks::<B> }
+        let plain = blocks::<B>;
+        Self {
+            id: B::ID,
+            name: B::NAME,
+            elements: B::ELEMENTS,
+            bytes: B::BYTES,
+            fast: plain,
+            plain,
+            dot: None,
+        }
+    }
+
+    /// A format that has a SIMD128 reading.
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    const fn hot<B: simd::Sixteens>() -> Self {
+        Self { fast: simd::blocks::<B>, dot: Some(simd::dot::<B>), ..Self::of::<B>() }
+    }
+
+    /// A format that has a SIMD128 reading, where there is no SIMD128.
+    #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+    const fn hot<B: Block>() -> Self {
+        Self::of::<B>()
     }
 
     /// The format of a ggml type id, or an error that names the type.
@@ -98,6 +114,11 @@ impl Format {
         }
     }
 
+    /// The format's own dot product, which has the order and the bits of [`crate::kernels::dot`].
+    pub fn dot(&self) -> Option<Dot> {
+        self.dot
+    }
+
     /// Turns blocks into values: `out` has `elements` for every `bytes` of `blocks`.
     pub fn dequantise(&self, path: Path, blocks: &[u8], out: &mut [f32]) {
         debug_assert_eq!(blocks.len() / self.bytes, out.len() / self.elements);
@@ -119,13 +140,13 @@ static FORMATS: [Format; 11] = [
     Format::of::<float::F16>(),
     Format::of::<float::Bf16>(),
     Format::of::<q4_0::Q4_0>(),
-    Format::of::<q4_1::Q4_1>(),
-    Format::of::<q5_0::Q5_0>(),
+    Format::hot::<q4_1::Q4_1>(),
+    Format::hot::<q5_0::Q5_0>(),
     Format::of::<q5_1::Q5_1>(),
-    Format::of::<q8_0::Q8_0>(),
-    Format::of::<q4_k::Q4K>(),
+    Format::hot::<q8_0::Q8_0>(),
+    Format::hot::<q4_k::Q4K>(),
     Format::of::<q5_k::Q5K>(),
-    Format::of::<q6_k::Q6K>(),
+    Format::hot::<q6_k::Q6K>(),
 ];
 
 /// ggml's other types, so that an error can say which one a file has.
@@ -162,18 +183,23 @@ fn half(block: &[u8], at: usize) -> f32 {
     f32::from_bits(special | sign)
 }
 
-/// Scale and minimum of sub-block `index` in the 12 bytes that `Q4_K` and `Q5_K` share.
+/// Scales and minimums of the eight sub-blocks in the 12 bytes that `Q4_K` and `Q5_K` share: six bits each,
+/// the scales in the first eight bytes of the answer and the minimums in the last.
 ///
 /// Sub-blocks 0 to 3 have their six bits in one byte. The upper two bits of those bytes belong to
-/// sub-blocks 4 to 7, whose lower four lie in the last four bytes.
-fn scale_and_min(scales: &[u8], index: usize) -> (f32, f32) {
-    let (scale, min) = if index < 4 {
-        (scales[index] & 63, scales[index + 4] & 63)
-    } else {
-        let low = scales[index + 4];
-        ((low & 15) | (scales[index - 4] >> 6 << 4), (low >> 4) | (scales[index] >> 6 << 4))
-    };
-    (f32::from(scale), f32::from(min))
+/// sub-blocks 4 to 7, whose lower four lie in the last four bytes. Four of them are taken at once.
+#[inline(always)]
+fn scales_and_mins(packed: &[u8]) -> [u8; 16] {
+    let four = |at: usize| u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]]);
+    let (scales, mins, rest) = (four(0), four(4), four(8));
+    let (low_six, low_four, high_two) = (0x3F3F_3F3F, 0x0F0F_0F0F, 0x0303_0303);
+    let words = [
+        scales & low_six,
+        rest & low_four | (scales >> 6 & high_two) << 4,
+        mins & low_six,
+        rest >> 4 & low_four | (mins >> 6 & high_two) << 4,
+    ];
+    bytemuck::cast(words.map(u32::to_le))
 }
 
 #[cfg(test)]
@@ -182,17 +208,18 @@ mod tests {
 
     #[test]
     fn scales_of_the_upper_sub_blocks_are_gathered_from_two_places() {
-        let mut scales = [0u8; 12];
+        let mut packed = [0u8; 12];
         // Sub-block 6: scale 0b11_0010 = 50, minimum 0b00_1001 = 9.
-        scales[2] = 0b11 << 6;
-        scales[6] = 0b00 << 6;
-        scales[10] = 9 << 4 | 0b0010;
-        assert_eq!(scale_and_min(&scales, 6), (50.0, 9.0));
+        packed[2] = 0b11 << 6;
+        packed[6] = 0b00 << 6;
+        packed[10] = 9 << 4 | 0b0010;
+        let of = |packed: &[u8], sub: usize| (scales_and_mins(packed)[sub], scales_and_mins(packed)[sub + 8]);
+        assert_eq!(of(&packed, 6), (50, 9));
         // Sub-block 2 has kept its own bits.
-        scales[2] |= 3;
-        scales[6] |= 38;
-        assert_eq!(scale_and_min(&scales, 2), (3.0, 38.0));
-        assert_eq!(scale_and_min(&scales, 6), (50.0, 9.0));
+        packed[2] |= 3;
+        packed[6] |= 38;
+        assert_eq!(of(&packed, 2), (3, 38));
+        assert_eq!(of(&packed, 6), (50, 9));
     }
 
     #[test]

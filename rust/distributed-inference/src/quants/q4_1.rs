@@ -27,12 +27,15 @@ impl Block for Q4_1 {
             *high = d * f32::from(byte >> 4) + m;
         }
     }
+}
 
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    fn dequantise_simd(block: &[u8], out: &mut [f32]) {
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+impl simd::Sixteens for Q4_1 {
+    #[inline(always)]
+    fn sixteens(block: &[u8], mut take: impl FnMut(simd::Sixteen)) {
         let (d, m) = (half(block, 0), half(block, 2));
         let (low, high) = simd::nibbles(simd::load(&block[4..20]));
-        simd::store_scaled_plus(low, d, m, &mut out[..16]);
-        simd::store_scaled_plus(high, d, m, &mut out[16..]);
+        take(simd::scaled_plus(low, d, m));
+        take(simd::scaled_plus(high, d, m));
     }
 }

@@ -3,14 +3,14 @@
 //! ```text
 //! 0   f16      d
 //! 2   f16      dmin
-//! 4   12 × u8  six-bit scales and minimums of the sub-blocks (see `scale_and_min`)
+//! 4   12 × u8  six-bit scales and minimums of the sub-blocks (see `scales_and_mins`)
 //! 16  128 × u8 four times 32 bytes: sub-block 2i in the low nibbles, 2i + 1 in the high ones
 //! ```
 //! value = (d · scale) · q − (dmin · min)
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use super::simd;
-use super::{Block, half, scale_and_min};
+use super::{Block, half, scales_and_mins};
 
 pub struct Q4K;
 
@@ -22,34 +22,34 @@ impl Block for Q4K {
 
     fn dequantise(block: &[u8], out: &mut [f32]) {
         let (d, dmin) = (half(block, 0), half(block, 2));
-        for (pair, (bytes, values)) in block[16..].chunks_exact(32).zip(out.chunks_exact_mut(64)).enumerate()
-        {
-            let (low_scale, low_min) = scale_and_min(&block[4..16], 2 * pair);
-            let (high_scale, high_min) = scale_and_min(&block[4..16], 2 * pair + 1);
-            let (low_d, low_m) = (d * low_scale, dmin * low_min);
-            let (high_d, high_m) = (d * high_scale, dmin * high_min);
-            let (low, high) = values.split_at_mut(32);
-            for ((byte, low), high) in bytes.iter().zip(low).zip(high) {
-                *low = low_d * f32::from(byte & 15) - low_m;
-                *high = high_d * f32::from(byte >> 4) - high_m;
+        let packed = scales_and_mins(&block[4..16]);
+        for (sub, values) in out.chunks_exact_mut(32).enumerate() {
+            let (sub_d, sub_m) = (d * f32::from(packed[sub]), dmin * f32::from(packed[sub + 8]));
+            let bytes = &block[16 + sub / 2 * 32..][..32];
+            let shift = 4 * (sub % 2);
+            for (value, byte) in values.iter_mut().zip(bytes) {
+                *value = sub_d * f32::from(byte >> shift & 15) - sub_m;
             }
         }
     }
+}
 
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    fn dequantise_simd(block: &[u8], out: &mut [f32]) {
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+impl simd::Sixteens for Q4K {
+    #[inline(always)]
+    fn sixteens(block: &[u8], mut take: impl FnMut(simd::Sixteen)) {
         let (d, dmin) = (half(block, 0), half(block, 2));
-        for (pair, (bytes, values)) in block[16..].chunks_exact(32).zip(out.chunks_exact_mut(64)).enumerate()
-        {
-            let (low_scale, low_min) = scale_and_min(&block[4..16], 2 * pair);
-            let (high_scale, high_min) = scale_and_min(&block[4..16], 2 * pair + 1);
-            let (low_d, low_m) = (d * low_scale, dmin * low_min);
-            let (high_d, high_m) = (d * high_scale, dmin * high_min);
-            for (at, part) in bytes.chunks_exact(16).enumerate() {
-                let (low, high) = simd::nibbles(simd::load(part));
-                simd::store_scaled_minus(low, low_d, low_m, &mut values[16 * at..16 * at + 16]);
-                simd::store_scaled_minus(high, high_d, high_m, &mut values[16 * at + 32..16 * at + 48]);
-            }
+        let packed = simd::load(&scales_and_mins(&block[4..16]));
+        let subs = simd::eight_and_eight(packed, d, dmin);
+        for (pair, bytes) in block[16..144].chunks_exact(32).enumerate() {
+            let first = simd::nibbles(simd::load(&bytes[..16]));
+            let second = simd::nibbles(simd::load(&bytes[16..]));
+            let (d, m) = (subs[2 * pair], subs[2 * pair + 8]);
+            take(simd::scaled_minus(first.0, d, m));
+            take(simd::scaled_minus(second.0, d, m));
+            let (d, m) = (subs[2 * pair + 1], subs[2 * pair + 9]);
+            take(simd::scaled_minus(first.1, d, m));
+            take(simd::scaled_minus(second.1, d, m));
         }
     }
 }

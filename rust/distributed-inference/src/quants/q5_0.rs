@@ -29,14 +29,17 @@ impl Block for Q5_0 {
             out[i + 16] = d * (high as f32 - 16.0);
         }
     }
+}
 
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    fn dequantise_simd(block: &[u8], out: &mut [f32]) {
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+impl simd::Sixteens for Q5_0 {
+    #[inline(always)]
+    fn sixteens(block: &[u8], mut take: impl FnMut(simd::Sixteen)) {
         let d = half(block, 0);
         let (low, high) = simd::nibbles(simd::load(&block[6..22]));
         let low = simd::with_bit(low, simd::spread_bits([block[2], block[3]]), 16);
         let high = simd::with_bit(high, simd::spread_bits([block[4], block[5]]), 16);
-        simd::store_scaled(simd::minus(low, 16), d, &mut out[..16]);
-        simd::store_scaled(simd::minus(high, 16), d, &mut out[16..]);
+        take(simd::scaled(simd::minus(low, 16), d));
+        take(simd::scaled(simd::minus(high, 16), d));
     }
 }

@@ -35,16 +35,25 @@ impl Block for Q6K {
             }
         }
     }
+}
 
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    fn dequantise_simd(block: &[u8], out: &mut [f32]) {
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+impl simd::Sixteens for Q6K {
+    #[inline(always)]
+    fn sixteens(block: &[u8], mut take: impl FnMut(simd::Sixteen)) {
         let d = half(block, 208);
-        for (sub, values) in out.chunks_exact_mut(16).enumerate() {
-            let scaled = d * f32::from(block[192 + sub] as i8);
-            let (low, high, nibble, pair) = places(sub);
-            let low = simd::bits(simd::load(&block[low..low + 16]), nibble, 15);
-            let high = simd::bits(simd::load(&block[high..high + 16]), pair, 3);
-            simd::store_scaled(simd::minus(simd::joined(low, high, 4), 32), scaled, values);
+        for at in 0..2 {
+            let low = |part: usize| simd::nibbles(simd::load(&block[64 * at + 16 * part..][..16]));
+            let high =
+                |part: usize| simd::pairs_of_bits(simd::load(&block[128 + 32 * at + 16 * part..][..16]));
+            let (lows, highs) = ([low(0), low(1), low(2), low(3)], [high(0), high(1)]);
+            for sub in 0..8 {
+                let (group, part) = (sub / 2, sub % 2);
+                let nibbles = lows[2 * (group % 2) + part];
+                let nibble = if group < 2 { nibbles.0 } else { nibbles.1 };
+                let q = simd::minus(simd::joined(nibble, highs[part][group]), 32);
+                take(simd::scaled(q, d * f32::from(block[192 + 8 * at + sub] as i8)));
+            }
         }
     }
 }

@@ -24,11 +24,14 @@ impl Block for Q8_0 {
             *value = f32::from(*byte as i8) * d;
         }
     }
+}
 
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    fn dequantise_simd(block: &[u8], out: &mut [f32]) {
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+impl simd::Sixteens for Q8_0 {
+    #[inline(always)]
+    fn sixteens(block: &[u8], mut take: impl FnMut(simd::Sixteen)) {
         let d = half(block, 0);
-        simd::store_scaled(simd::load(&block[2..18]), d, &mut out[..16]);
-        simd::store_scaled(simd::load(&block[18..34]), d, &mut out[16..]);
+        take(simd::scaled(simd::load(&block[2..18]), d));
+        take(simd::scaled(simd::load(&block[18..34]), d));
     }
 }

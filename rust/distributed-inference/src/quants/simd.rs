@@ -2,12 +2,54 @@
 //! does to one, with the same roundings: widen, convert, multiply, then add or subtract.
 
 use super::Block;
+use crate::kernels::dot::Lanes;
 use core::arch::wasm32::*;
 
-pub fn blocks<B: Block>(bytes: &[u8], out: &mut [f32]) {
+/// Sixteen consecutive values of a block.
+pub type Sixteen = [v128; 4];
+
+/// A format that is read sixteen values at a time.
+pub trait Sixteens: Block {
+    /// Gives the block's values to `take`, in order.
+    fn sixteens(block: &[u8], take: impl FnMut(Sixteen));
+}
+
+/// Turns blocks into values.
+pub fn blocks<B: Sixteens>(bytes: &[u8], out: &mut [f32]) {
     for (block, values) in bytes.chunks_exact(B::BYTES).zip(out.chunks_exact_mut(B::ELEMENTS)) {
-        B::dequantise_simd(block, values);
+        let mut at = 0;
+        B::sixteens(block, |sixteen| {
+            store(sixteen, &mut values[at..at + 16]);
+            at += 16;
+        });
     }
+}
+
+/// Accumulates the products of blocks and `x` in the order of [`crate::kernels::dot`].
+pub fn dot<B: Sixteens>(bytes: &[u8], x: &[f32], lanes: &mut Lanes) {
+    let mut sums = [load_floats(&lanes[..4]), load_floats(&lanes[4..])];
+    for (block, x) in bytes.chunks_exact(B::BYTES).zip(x.chunks_exact(B::ELEMENTS)) {
+        let mut at = 0;
+        B::sixteens(block, |sixteen| {
+            let x = &x[at..at + 16];
+            for (i, value) in sixteen.into_iter().enumerate() {
+                let product = f32x4_mul(value, load_floats(&x[4 * i..4 * i + 4]));
+                sums[i % 2] = f32x4_add(sums[i % 2], product);
+            }
+            at += 16;
+        });
+    }
+    let [low, high] = sums;
+    *lanes = [
+        f32x4_extract_lane::<0>(low),
+        f32x4_extract_lane::<1>(low),
+        f32x4_extract_lane::<2>(low),
+        f32x4_extract_lane::<3>(low),
+        f32x4_extract_lane::<0>(high),
+        f32x4_extract_lane::<1>(high),
+        f32x4_extract_lane::<2>(high),
+        f32x4_extract_lane::<3>(high),
+    ];
 }
 
 /// Sixteen bytes.
@@ -18,22 +60,32 @@ pub fn load(bytes: &[u8]) -> v128 {
     unsafe { v128_load(bytes.as_ptr().cast()) }
 }
 
+/// Four floats.
+#[inline(always)]
+fn load_floats(values: &[f32]) -> v128 {
+    let values: &[f32; 4] = values.try_into().expect("four floats");
+    // SAFETY: the array has the 16 bytes that are read, and v128 loads need no alignment.
+    unsafe { v128_load(values.as_ptr().cast()) }
+}
+
 /// The low and the high nibbles of sixteen bytes.
 #[inline(always)]
 pub fn nibbles(bytes: v128) -> (v128, v128) {
-    (v128_and(bytes, u8x16_splat(15)), u8x16_shr(bytes, 4))
+    (v128_and(bytes, u8x16_splat(15)), v128_and(u16x8_shr(bytes, 4), u8x16_splat(15)))
 }
 
-/// Bits `shift` and on of sixteen bytes, under `mask`.
+/// Bits 0 and 1, 2 and 3, 4 and 5, 6 and 7 of sixteen bytes, each pair at bits 4 and 5.
 #[inline(always)]
-pub fn bits(bytes: v128, shift: u32, mask: u8) -> v128 {
-    v128_and(u8x16_shr(bytes, shift), u8x16_splat(mask))
+pub fn pairs_of_bits(bytes: v128) -> [v128; 4] {
+    // Shifted as 16-bit numbers, for which there are instructions; what crosses into the next byte is masked.
+    [u16x8_shl(bytes, 4), u16x8_shl(bytes, 2), bytes, u16x8_shr(bytes, 2)]
+        .map(|shifted| v128_and(shifted, u8x16_splat(0x30)))
 }
 
-/// `low` with `high` above its lower `shift` bits.
+/// The bits of both.
 #[inline(always)]
-pub fn joined(low: v128, high: v128, shift: u32) -> v128 {
-    v128_or(low, u8x16_shl(high, shift))
+pub fn joined(low: v128, high: v128) -> v128 {
+    v128_or(low, high)
 }
 
 /// Sixteen bits as sixteen bytes of all ones or all zeros.
@@ -70,7 +122,7 @@ fn floats(bytes: v128) -> [v128; 4] {
 }
 
 #[inline(always)]
-fn store(values: [v128; 4], out: &mut [f32]) {
+fn store(values: Sixteen, out: &mut [f32]) {
     let out: &mut [f32; 16] = out.try_into().expect("room for sixteen values");
     for (i, value) in values.into_iter().enumerate() {
         // SAFETY: four values at each of the places 0, 4, 8 and 12 of an array of sixteen.
@@ -78,23 +130,33 @@ fn store(values: [v128; 4], out: &mut [f32]) {
     }
 }
 
+/// Sixteen signed bytes, the first eight times `d` and the others times `m`.
+#[inline(always)]
+pub fn eight_and_eight(bytes: v128, d: f32, m: f32) -> [f32; 16] {
+    let [a, b, e, f] = floats(bytes);
+    let (d, m) = (f32x4_splat(d), f32x4_splat(m));
+    let mut out = [0.0; 16];
+    store([f32x4_mul(d, a), f32x4_mul(d, b), f32x4_mul(m, e), f32x4_mul(m, f)], &mut out);
+    out
+}
+
 /// Sixteen signed bytes, times `d`.
 #[inline(always)]
-pub fn store_scaled(bytes: v128, d: f32, out: &mut [f32]) {
+pub fn scaled(bytes: v128, d: f32) -> Sixteen {
     let d = f32x4_splat(d);
-    store(floats(bytes).map(|q| f32x4_mul(d, q)), out);
+    floats(bytes).map(|q| f32x4_mul(d, q))
 }
 
 /// Sixteen signed bytes, times `d`, plus `m`.
 #[inline(always)]
-pub fn store_scaled_plus(bytes: v128, d: f32, m: f32, out: &mut [f32]) {
-    let (d, m) = (f32x4_splat(d), f32x4_splat(m));
-    store(floats(bytes).map(|q| f32x4_add(f32x4_mul(d, q), m)), out);
+pub fn scaled_plus(bytes: v128, d: f32, m: f32) -> Sixteen {
+    let m = f32x4_splat(m);
+    scaled(bytes, d).map(|value| f32x4_add(value, m))
 }
 
 /// Sixteen signed bytes, times `d`, less `m`.
 #[inline(always)]
-pub fn store_scaled_minus(bytes: v128, d: f32, m: f32, out: &mut [f32]) {
-    let (d, m) = (f32x4_splat(d), f32x4_splat(m));
-    store(floats(bytes).map(|q| f32x4_sub(f32x4_mul(d, q), m)), out);
+pub fn scaled_minus(bytes: v128, d: f32, m: f32) -> Sixteen {
+    let m = f32x4_splat(m);
+    scaled(bytes, d).map(|value| f32x4_sub(value, m))
 }
