@@ -29,12 +29,19 @@ class BlobChanged(Exception):
     """The blob's content is no longer what the etag in the read's condition names."""
 
 
+class BlobFailed(Exception):
+    """The store could not answer just now; the same read may succeed later."""
+
+
 class PeerLost(Exception):
     """A peer could not be reached, or broke off before it answered."""
 
 
 class BlobSource(Protocol):
-    """Range reads of large immutable blobs (R2). A read is conditional on `etag` where one is given."""
+    """Range reads of large immutable blobs (R2). A read is conditional on `etag` where one is given.
+
+    Every method raises `BlobFailed` when the store itself fails.
+    """
 
     async def head(self, key: str) -> BlobInfo:
         """Size and etag. Raises `BlobMissing`."""
