@@ -1,8 +1,8 @@
 """What entry files import as `boundary`: the one module between them and the platform.
 
-On Workers that is `workers/boundary.py`, in CPython `emulator/boundary.py`. Both have exactly these functions,
-as functions of the module. `env`, `ctx`, `request` and bindings are the platform's own objects: entry files
-hand them over and look at nothing in them but what the `workers` module promises.
+On Workers that is `workers/boundary.py`, in CPython `emulator/boundary.py`. Both have exactly these
+functions, as functions of the module. `env`, `ctx`, `request` and bindings are the platform's own objects:
+entry files hand them over and look at nothing in them but what the `workers` module promises.
 """
 
 from __future__ import annotations
