@@ -1,0 +1,298 @@
+"""A cluster without a platform: the cores, a file for a bucket, and peers that are function calls.
+
+What the emulator and workerd add is tested with them; here the parts are watched closely, and broken at will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from durable_objects.budget import IsolateBudget
+from durable_objects.cobordism_warden_api import CobordismWardenApi
+from durable_objects.layer_cache import LayerCache
+from durable_objects.layer_warden_api import LayerWardenApi
+from engine.client import Engine, ShardEngine, StationEngine
+from engine.host import EngineHost
+from engine.native import NativeEngine
+from engine.rows import Desk, RowReader
+from gateway_api import GatewayApi
+from knot.bucket import BucketKnot
+from knot.tokenizer import Tokenizer
+from near import NearSource
+from protocol.bodies import BytesInflow
+from protocol.calls import Call, Inflow, Reply, ShortBody
+from protocol.ports import BlobChanged, BlobInfo, BlobMissing, PeerLost
+from route import GatewaySettings, find_route
+from rows import EmbeddingRows
+from shard import Shard
+from shard_api import ShardApi
+from slice_settings import ShardSettings
+from specialization import StationSettings, role_of
+from station import Station
+from station_api import StationApi
+
+SECRET = "a secret of the tests"
+HEADERS = {"x-knot-secret": SECRET}
+KEY = "tiny.knot"
+MIB = 1 << 20
+
+
+class Background:
+    """Tasks that go on after an answer; `drain` waits for them."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def drain(self) -> None:
+        while self.tasks:
+            await asyncio.wait(self.tasks)
+
+
+class FileBlobs:
+    """A folder as a bucket. `spoil` may change what a read returns; `reads` lists (key, offset, length)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.reads: list[tuple[str, int, int]] = []
+        self.spoil: Callable[[int, bytes], bytes] = lambda offset, data: data
+
+    async def head(self, key: str) -> BlobInfo:
+        path = self.folder / key
+        if not path.exists():
+            raise BlobMissing(f"{key} is not in the bucket")
+        return BlobInfo(path.stat().st_size, self._etag(path))
+
+    async def read(self, key: str, offset: int, length: int, etag: str | None = None) -> bytes:
+        info = await self.head(key)
+        if etag is not None and etag != info.etag:
+            raise BlobChanged(f"{key} was uploaded again")
+        self.reads.append((key, offset, length))
+        with (self.folder / key).open("rb") as file:
+            file.seek(offset)
+            data = self.spoil(offset, file.read(length))
+        if len(data) < length:
+            raise ShortBody(f"{key}: {length} bytes at {offset} were asked for, {len(data)} came")
+        return data
+
+    async def open(self, key: str, offset: int, length: int, etag: str | None = None) -> Inflow:
+        try:
+            return BytesInflow(await self.read(key, offset, length, etag))
+        except ShortBody:
+            return _Torn(length)
+
+    def _etag(self, path: Path) -> str:
+        return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+class _Torn(BytesInflow):
+    """A body that breaks off at once."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(b"")
+        self.length = length
+
+
+class DictKv:
+    """Key-value pairs in memory; `fail` makes every call raise."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.fail = False
+
+    async def get(self, key: str) -> bytes | None:
+        self._check()
+        return self.values.get(key)
+
+    async def put(self, key: str, value: bytes, ttl_seconds: int) -> None:
+        self._check()
+        self.values[key] = value
+
+    async def delete(self, key: str) -> None:
+        self._check()
+        self.values.pop(key, None)
+
+    def _check(self) -> None:
+        if self.fail:
+            raise RuntimeError("the key-value store is down")
+
+
+@dataclass
+class FakePeer:
+    """A peer that is a function. `dead` loses every call; `lose` the next calls to paths that it names."""
+
+    answer: Callable[[Call], Coroutine[Any, Any, Reply]]
+    dead: bool = False
+    lose: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    spoil: Callable[[bytes], bytes] = lambda data: data
+
+    async def call(self, call: Call) -> Reply:
+        self._check(call)
+        reply = await self.answer(call)
+        if isinstance(reply.body, bytes):
+            return Reply(reply.status, self.spoil(reply.body), reply.headers)
+        data = await _gather(reply.body)
+        return Reply(reply.status, self.spoil(data), reply.headers)
+
+    async def open(self, call: Call) -> tuple[Reply, Inflow]:
+        self._check(call)
+        reply = await self.answer(call)
+        data = reply.body if isinstance(reply.body, bytes) else await _gather(reply.body)
+        return Reply(reply.status, b"", reply.headers), BytesInflow(self.spoil(data))
+
+    def _check(self, call: Call) -> None:
+        self.calls.append(call)
+        if self.dead:
+            raise PeerLost("the peer is dead")
+        if call.path in self.lose:
+            self.lose.remove(call.path)
+            raise PeerLost(f"the call to {call.path} was lost")
+
+
+async def _gather(body: Any) -> bytes:
+    if hasattr(body, "read"):
+        return await body.read(body.length)
+    return b"".join([piece async for piece in body])
+
+
+@dataclass
+class FakeCluster:
+    """Stations, shards, wardens and gateway over one folder."""
+
+    blobs: FileBlobs
+    kv: DictKv
+    background: Background
+    stations: list[StationApi]
+    station_peers: list[FakePeer]
+    layer_wardens: list[LayerWardenApi]
+    layer_warden_peers: list[FakePeer]
+    shards: list[ShardApi]
+    shard_peers: list[FakePeer]
+    row_wardens: list[CobordismWardenApi]
+    row_warden_peers: list[FakePeer]
+    gateway: GatewayApi
+    knot: BucketKnot
+
+    async def complete(self, **body: Any) -> dict[str, Any]:
+        """POST /v1/completions; the answer's JSON, whatever its status, with the status under "status"."""
+        import json
+
+        call = Call(
+            "POST",
+            "/v1/completions",
+            json.dumps({"details": True, "temperature": 0, **body}).encode(),
+            {"authorization": f"Bearer {SECRET}"},
+        )
+        reply = await self.gateway.answer(call)
+        data = reply.body if isinstance(reply.body, bytes) else await _gather(reply.body)
+        answer = {"events": data.decode()} if body.get("stream") else json.loads(data)
+        await self.background.drain()
+        return {"status": reply.status, **answer}
+
+
+def split(total: int, parts: int) -> list[tuple[int, int]]:
+    return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
+
+
+def make_native(limit: int) -> EngineHost:
+    return NativeEngine(limit)
+
+
+@asynccontextmanager
+async def fake_cluster(
+    knot_path: Path,
+    *,
+    stations: int = 2,
+    shards: int = 3,
+    host: Callable[[int], EngineHost] = make_native,
+    wardens: bool = True,
+    **variables: str,
+) -> AsyncIterator[FakeCluster]:
+    """A cluster on the knot, whose settings are the defaults but for `variables`."""
+    blobs, kv, background = FileBlobs(knot_path.parent), DictKv(), Background()
+    key = knot_path.name
+    knot = await BucketKnot.open(blobs, key)
+    config = knot.header.config
+    common = {"KNOT_KEY": key, "CLUSTER_SECRET": SECRET, "BLOCK_BYTES": "4096", **variables}
+    cluster = FakeCluster(
+        blobs, kv, background, [], [], [], [], [], [], [], [], None, knot  # type: ignore[arg-type]
+    )  # fmt: skip
+    for start, end in split(config.num_layers, stations):
+        own = {
+            "SPECIALIZATION_ROLE": role_of(start, end, config.num_layers),
+            "SPECIALIZATION_START_LAYER": str(start),
+            "SPECIALIZATION_END_LAYER": str(end),
+        }
+        settings = StationSettings.read({**common, **own}.get)
+        cache = LayerCache("pinned-prefix", IsolateBudget(8 * MIB))
+        warden = LayerWardenApi(cache, lambda k: BucketKnot.open(blobs, k))
+        warden_peer = FakePeer(warden.answer)
+        source = NearSource(knot, warden_peer if wardens else None, (start, end), HEADERS, background)
+        engine = StationEngine(host(settings.engine_bytes))
+        station = await Station.boot(settings, knot, engine, source, time.monotonic)
+        api = StationApi(station, source, time.monotonic, background)
+        cluster.stations.append(api)
+        cluster.station_peers.append(FakePeer(api.answer))
+        cluster.layer_wardens.append(warden)
+        cluster.layer_warden_peers.append(warden_peer)
+    for start, end in split(config.vocab_size, shards):
+        own = {"VOCAB_START": str(start), "VOCAB_END": str(end)}
+        settings_of_shard = ShardSettings.read({**common, **own}.get)
+
+        async def open_rows(k: str) -> tuple[str, RowReader]:
+            engine = Engine(host(4 * MIB))
+            engine.host.call("engine_reserve_arena", MIB)
+            found = await BucketKnot.open(blobs, k)
+            return found.id, RowReader(found, engine, Desk(engine.arena_at, MIB, asyncio.Lock()))
+
+        row_warden = CobordismWardenApi(IsolateBudget(8 * MIB), open_rows)
+        row_peer = FakePeer(row_warden.answer)
+        shard = await Shard.boot(settings_of_shard, knot, ShardEngine(host(settings_of_shard.engine_bytes)))
+        rows = EmbeddingRows(
+            settings_of_shard,
+            knot,
+            RowReader(knot, shard.engine, shard.desk),
+            row_peer if wardens else None,
+            kv,
+            HEADERS,
+            background,
+        )
+        shard_api = ShardApi(shard, rows, time.monotonic, background)
+        cluster.shards.append(shard_api)
+        cluster.shard_peers.append(FakePeer(shard_api.answer))
+        cluster.row_wardens.append(row_warden)
+        cluster.row_warden_peers.append(row_peer)
+    ranges = lambda of: ",".join(f"{start}-{end}" for start, end in of)  # noqa: E731
+    settings_of_gateway = GatewaySettings.read(
+        {
+            **common,
+            "STATION_RANGES": ranges(split(config.num_layers, stations)),
+            "SHARD_RANGES": ranges(split(config.vocab_size, shards)),
+        }.get
+    )
+    settings_of_gateway.check(knot.header)
+    route = await find_route(
+        settings_of_gateway, knot.header, cluster.station_peers, cluster.shard_peers, HEADERS, background
+    )
+    section = knot.header.tokenizer
+    assert section is not None
+    tokenizer = Tokenizer(host(MIB), await knot.read(section.offset, section.length))
+    cluster.gateway = GatewayApi(
+        settings_of_gateway, knot.header, tokenizer, route, time.monotonic, background
+    )
+    try:
+        yield cluster
+    finally:
+        await background.drain()
