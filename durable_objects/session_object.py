@@ -19,7 +19,7 @@ from protocol.settings import SettingsError
 from route import GatewaySettings, RouteUnavailable, find_route
 from workers import DurableObject, Request, Response
 
-TOKENIZER_ENGINE_BYTES = 1 << 20
+TOKENIZER_ENGINE_BYTES = 40 << 20
 
 
 @dataclass(frozen=True, slots=True)
