@@ -37,7 +37,7 @@ def append(station: Station, slot: int, tokens: list[int]) -> bytes:
 
 def from_scratch(tokens: list[int], last: int) -> bytes:
     """What the last `last` tokens give in a session that has seen nothing else."""
-    fresh = station()
+    fresh = station(max_rows=256)
     out = append(fresh, fresh.engine.kv_open(), tokens)
     return out[-len(out) // len(tokens) * last :]
 
