@@ -25,6 +25,7 @@ from engine.rows import Desk, RowReader
 from gateway_api import GatewayApi
 from knot.bucket import BucketKnot
 from knot.tokenizer import Tokenizer
+from knot.topology import ranges, role_of, split
 from near import NearSource
 from protocol.bodies import BytesInflow
 from protocol.calls import Call, Inflow, Reply, ShortBody
@@ -34,7 +35,7 @@ from rows import EmbeddingRows
 from shard import Shard
 from shard_api import ShardApi
 from slice_settings import ShardSettings
-from specialization import StationSettings, role_of
+from specialization import StationSettings
 from station import Station
 from station_api import StationApi
 
@@ -205,10 +206,6 @@ class FakeCluster:
         return {"status": reply.status, **answer}
 
 
-def split(total: int, parts: int) -> list[tuple[int, int]]:
-    return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
-
-
 def make_native(limit: int) -> EngineHost:
     return NativeEngine(limit)
 
@@ -277,7 +274,6 @@ async def fake_cluster(
         cluster.shard_peers.append(FakePeer(shard_api.answer))
         cluster.row_wardens.append(row_warden)
         cluster.row_warden_peers.append(row_peer)
-    ranges = lambda of: ",".join(f"{start}-{end}" for start, end in of)  # noqa: E731
     settings_of_gateway = GatewaySettings.read(
         {
             **common,

@@ -8,6 +8,7 @@ from typing import Final
 
 from engine.blocks import RESIDENCIES
 from knot.config import MAX_LAYERS
+from knot.topology import role_of
 from protocol.settings import MIB, Settings, SettingsError, Variables
 
 # Role → (owns layer 0, owns the last layer).
@@ -94,8 +95,3 @@ class StationSettings:
                 f"{role_of(self.start_layer, self.end_layer, num_layers)!r}"
             )
 
-
-def role_of(start_layer: int, end_layer: int, num_layers: int) -> str:
-    """The role that owns layers [start_layer, end_layer) of `num_layers`."""
-    ends = (start_layer == 0, end_layer == num_layers)
-    return next(role for role, owns in ROLES.items() if owns == ends)

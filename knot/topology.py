@@ -1,0 +1,164 @@
+"""Which Workers make a cluster: their names, variables and bindings, for any number of stations and shards.
+
+The emulator runs these, and wrangler's configuration says the same: a Worker is described once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from knot.config import ModelConfig
+from knot.errors import ConfigError
+
+BUCKET: Final = "knots"
+ROW_CACHE: Final = "embed-cache"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectBinding:
+    """A namespace of Durable Objects: the class, and the Worker that has it (None: this one)."""
+
+    class_name: str
+    script: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One Worker: `folder` holds its entry.py; bindings map a name in `env` to what it stands for."""
+
+    name: str
+    folder: str
+    variables: Mapping[str, str]
+    buckets: Mapping[str, str] = field(default_factory=dict[str, str])
+    key_values: Mapping[str, str] = field(default_factory=dict[str, str])
+    services: Mapping[str, str] = field(default_factory=dict[str, str])
+    objects: Mapping[str, ObjectBinding] = field(default_factory=dict[str, ObjectBinding])
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Ranges of layers for stations and of ids for shards, each meeting end to end."""
+
+    stations: tuple[tuple[int, int], ...]
+    shards: tuple[tuple[int, int], ...]
+
+
+def even_topology(model: ModelConfig, stations: int, shards: int) -> Topology:
+    """Ranges as even as can be. Raises `ConfigError` when there are fewer layers or ids than parts."""
+    for count, things, total in (
+        (stations, "stations", model.num_layers),
+        (shards, "shards", model.vocab_size),
+    ):
+        if not 1 <= count <= total:
+            raise ConfigError(f"{count} {things} cannot share {total}; take from 1 to {total}")
+    return Topology(split(model.num_layers, stations), split(model.vocab_size, shards))
+
+
+def split(total: int, parts: int) -> tuple[tuple[int, int], ...]:
+    """[0, total) in `parts` ranges whose sizes differ by one at most, larger ones last."""
+    edges = [total * i // parts for i in range(parts + 1)]
+    return tuple(pairwise(edges))
+
+
+def role_of(start_layer: int, end_layer: int, num_layers: int) -> str:
+    """The role of a station that owns layers [start_layer, end_layer) of `num_layers`."""
+    first, last = start_layer == 0, end_layer == num_layers
+    return "whole" if first and last else "entry" if first else "exit" if last else "middle"
+
+
+def workers(
+    model: ModelConfig, topology: Topology, knot_key: str, variables: Mapping[str, str]
+) -> list[WorkerSpec]:
+    """The Workers of a cluster on the knot `knot_key`; `variables` are added to those of every Worker.
+
+    Names are the seed's for two stations (`entry`, `exit`), and `station-0` and so on for any other number.
+    """
+    stations = station_names(topology)
+    shards = [f"shard-{i}" for i in range(len(topology.shards))]
+    bucket = {"KNOT_BUCKET": BUCKET}
+    common = {"KNOT_KEY": knot_key, **variables}
+    specs = [
+        _station(name, layers, model.num_layers, common)
+        for name, layers in zip(stations, topology.stations, strict=True)
+    ]
+    specs += [_shard(name, ids, common) for name, ids in zip(shards, topology.shards, strict=True)]
+    specs += [
+        WorkerSpec(
+            "layer-warden",
+            "workers/layer_warden",
+            common,
+            bucket,
+            objects={"LAYER_WARDEN": ObjectBinding("LayerWarden")},
+        ),
+        WorkerSpec(
+            "cobordism-warden",
+            "workers/cobordism_warden",
+            common,
+            bucket,
+            objects={"COBORDISM_WARDEN": ObjectBinding("CobordismWarden")},
+        ),
+        WorkerSpec(
+            "gateway",
+            "workers/gateway",
+            {
+                **common,
+                "STATION_RANGES": ranges(topology.stations),
+                "SHARD_RANGES": ranges(topology.shards),
+            },
+            bucket,
+            services={
+                **{f"STATION_{i}": name for i, name in enumerate(stations)},
+                **{f"SHARD_{i}": name for i, name in enumerate(shards)},
+            },
+            objects={"SESSIONS": ObjectBinding("SessionObject")},
+        ),
+    ]
+    return specs
+
+
+def station_names(topology: Topology) -> list[str]:
+    """The names of the stations' Workers."""
+    if len(topology.stations) == 2:
+        return ["entry", "exit"]
+    return [f"station-{i}" for i in range(len(topology.stations))]
+
+
+def ranges(of: Sequence[tuple[int, int]]) -> str:
+    """Ranges as a variable states them: `0-14,14-28`."""
+    return ",".join(f"{start}-{end}" for start, end in of)
+
+
+def _station(name: str, layers: tuple[int, int], num_layers: int, common: Mapping[str, str]) -> WorkerSpec:
+    start, end = layers
+    return WorkerSpec(
+        name,
+        "workers/station",
+        {
+            **common,
+            "SPECIALIZATION_ROLE": role_of(start, end, num_layers),
+            "SPECIALIZATION_START_LAYER": str(start),
+            "SPECIALIZATION_END_LAYER": str(end),
+        },
+        {"KNOT_BUCKET": BUCKET},
+        objects={
+            "STATION": ObjectBinding("StationObject"),
+            "LAYER_WARDEN": ObjectBinding("LayerWarden", "layer-warden"),
+        },
+    )
+
+
+def _shard(name: str, ids: tuple[int, int], common: Mapping[str, str]) -> WorkerSpec:
+    return WorkerSpec(
+        name,
+        "workers/cobordism",
+        {**common, "VOCAB_START": str(ids[0]), "VOCAB_END": str(ids[1])},
+        {"KNOT_BUCKET": BUCKET},
+        key_values={"EMBED_CACHE": ROW_CACHE},
+        objects={
+            "SHARD": ObjectBinding("ShardObject"),
+            "COBORDISM_WARDEN": ObjectBinding("CobordismWarden", "cobordism-warden"),
+        },
+    )
