@@ -12,200 +12,61 @@ from __future__ import annotations
 import struct
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import NamedTuple
 
 from engine.errors import BadArgument
 from engine.host import EngineHost
+from engine.values import (
+    CONFIG_VERSION,
+    KV_PAGE_TOKENS,
+    Adjust,
+    Batch,
+    Candidate,
+    KvType,
+    Memory,
+    Phase,
+    RopeType,
+    Row,
+    Selection,
+    ShardConfig,
+    StationConfig,
+    Tensor,
+    Vector,
+    Weights,
+    packed,
+)
 
-CONFIG_VERSION = 1
-KV_PAGE_TOKENS = 16
+__all__ = [
+    "CONFIG_VERSION",
+    "KV_PAGE_TOKENS",
+    "Adjust",
+    "Batch",
+    "Candidate",
+    "Engine",
+    "KvType",
+    "Memory",
+    "Phase",
+    "RopeType",
+    "Row",
+    "Selection",
+    "ShardConfig",
+    "ShardEngine",
+    "StationConfig",
+    "StationEngine",
+    "Tensor",
+    "Vector",
+    "Weights",
+]
 
-
-class Phase(IntEnum):
-    """The four phases of a layer, in the order they run."""
-
-    ATTN = 0
-    FFN_GATE = 1
-    FFN_UP = 2
-    FFN_DOWN = 3
-
-
-class Tensor(IntEnum):
-    """The matrices of a layer, in the order their rows are expected."""
-
-    Q = 0
-    K = 1
-    V = 2
-    O = 3  # noqa: E741 - the field's name for it
-    GATE = 4
-    UP = 5
-    DOWN = 6
-
-
-class Vector(IntEnum):
-    """What `set_vector` takes."""
-
-    ATTN_NORM = 0
-    FFN_NORM = 1
-    Q_BIAS = 2
-    K_BIAS = 3
-    V_BIAS = 4
-    OUTPUT_NORM = 5
-    ROPE_FREQS = 6
-
-
-class RopeType(IntEnum):
-    """Which elements of a head RoPE turns together."""
-
-    NORM = 0  # (2i, 2i + 1), as GGUF permutes llama
-    NEOX = 1  # (i, i + rope_dim / 2), as qwen2
-
-
-class KvType(IntEnum):
-    """How keys and values are kept."""
-
-    F32 = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StationConfig:
-    """The shapes and the budget of a layer station that owns layers [layer_start, layer_end).
-
-    `max_rows` bounds the rows of one batch, `kv_pages` the pages of 16 tokens that all sessions share,
-    `arena_bytes` the space for weights.
-    """
-
-    layer_start: int
-    layer_end: int
-    hidden: int
-    ffn: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    rope_type: int
-    rope_dim: int
-    rope_theta: float
-    norm_eps: float
-    qkv_bias: bool
-    output_norm: bool
-    max_rows: int
-    max_sessions: int
-    kv_pages: int
-    arena_bytes: int
-    kv_type: int = KvType.F32
-
-    def pack(self) -> bytes:
-        """The configuration as the engine reads it. Raises `BadArgument` for a number beyond 32 bits."""
-        flags = int(self.qkv_bias) | int(self.output_norm) << 1
-        return _packed(
-            "<10I2f6I",
-            CONFIG_VERSION, self.layer_start, self.layer_end, self.hidden, self.ffn,
-            self.n_heads, self.n_kv_heads, self.head_dim, self.rope_type, self.rope_dim,
-            self.rope_theta, self.norm_eps,
-            flags, self.max_rows, self.max_sessions, self.kv_pages, self.kv_type, self.arena_bytes,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ShardConfig:
-    """The slice [vocab_start, vocab_end) of the vocabulary that a shard owns, and its budget.
-
-    `max_rows` bounds the rows of one pass over the head, `kept` the slices of logits kept for `select`.
-    """
-
-    hidden: int
-    vocab_start: int
-    vocab_end: int
-    max_rows: int
-    kept: int
-    arena_bytes: int
-
-    def pack(self) -> bytes:
-        """The configuration as the engine reads it. Raises `BadArgument` for a number beyond 32 bits."""
-        return _packed(
-            "<7I",
-            CONFIG_VERSION, self.hidden, self.vocab_start, self.vocab_end,
-            self.max_rows, self.kept, self.arena_bytes,
-        )  # fmt: skip
-
-
-class Memory(NamedTuple):
-    """What an engine reserved, in bytes and pages; the peaks are since it was configured."""
-
-    region: int
-    persistent: int
-    scratch: int
-    arena: int
-    kv_pages: int
-    kv_free_pages: int
-    kv_used_peak: int
-    rows_peak: int
-    arena_peak: int
-
-
-class Weights(NamedTuple):
-    """A whole tensor in the region: its ggml type, offset and bytes."""
-
-    type: int
-    at: int
-    length: int
-
-
-class Row(NamedTuple):
-    """One row of a batch: a session's slot and the position of the token."""
-
-    slot: int
-    position: int
-
-
-class Adjust(NamedTuple):
-    """What happens to one id's logit before the temperature.
-
-    It becomes (raw > 0 ? raw / multiply : raw * multiply) + add. `add` may be minus infinity, which
-    bans the id; of two entries for an id the later one counts.
-    """
-
-    id: int
-    multiply: float = 1.0
-    add: float = 0.0
-
-
-class Candidate(NamedTuple):
-    """One id of a slice: its logit, the adjusted one, and what it was ranked by. Banned: -inf, -inf."""
-
-    id: int
-    raw: float
-    adjusted: float
-    key: float
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """A shard's answer for one row.
-
-    `lse_raw` is the log-sum-exp over all logits of the slice, `lse_adjusted` over the adjusted ones of the
-    ids that are not banned (-inf when all are). `candidates` come best first; `wanted` in the order asked.
-    """
-
-    lse_raw: float
-    lse_adjusted: float
-    candidates: list[Candidate]
-    wanted: list[Candidate]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch that is open: `hidden_at` is where its residual stream, f32 [n_rows, hidden], lies."""
-
-    rows: tuple[Row, ...]
-    hidden_at: int
-    hidden_bytes: int
+_ANSWER = struct.Struct("<2d2I")
+_CANDIDATE = struct.Struct("<I3f")
 
 
 class Engine:
-    """What stations and shards share: memory, types, single kernels."""
+    """What stations and shards share: memory, types, single kernels.
+
+    Arguments, answers and the sentences of errors go through one mailbox, so an engine has one user at a
+    time: while a call of `forward_range_*` is awaited, no other call may be made.
+    """
 
     def __init__(self, host: EngineHost):
         self.host = host
@@ -241,7 +102,7 @@ class Engine:
         if len(digests) != 8 * groups:
             raise BadArgument(f"{groups} groups have {8 * groups} bytes of digests, got {len(digests)}")
         expected_at = self._mail(digests, "digests")
-        bad = await self.host.compute("first_bad_group", at, length, group_length, expected_at)
+        bad = self.host.call("first_bad_group", at, length, group_length, expected_at)
         return bad - 1 if bad else None
 
     async def embed_range_sliced(
@@ -332,7 +193,7 @@ class StationEngine(Engine):
 
     def batch_begin(self, rows: Sequence[Row | tuple[int, int]]) -> None:
         """Opens a batch of (slot, position) rows; a session's rows are contiguous and continue its length."""
-        table = _packed(f"<{2 * len(rows)}I", *(number for row in rows for number in row))
+        table = packed(f"<{2 * len(rows)}I", *(number for row in rows for number in row))
         self.host.call("batch_begin", self._mail(table, "table of rows"), len(rows))
 
     def batch_hidden_at(self) -> int:
@@ -377,7 +238,7 @@ class StationEngine(Engine):
         self, layer: int, q: Weights, k: Weights, v: Weights, o: Weights
     ) -> None:
         """The whole attention phase of `layer`, its four tensors being in the region."""
-        table = _packed("<12I", *q, *k, *v, *o)
+        table = packed("<12I", *q, *k, *v, *o)
         at = self._mail(table, "table of tensors")
         await self.host.compute("forward_range_attn_chunk", layer, at)
 
@@ -395,7 +256,7 @@ class StationEngine(Engine):
 
     async def forward_range_ffn_gate_up_chunk(self, layer: int, gate: Weights, up: Weights) -> None:
         """The gate and the up phase of `layer` in one call."""
-        at = self._mail(_packed("<6I", *gate, *up), "table of tensors")
+        at = self._mail(packed("<6I", *gate, *up), "table of tensors")
         await self.host.compute("forward_range_ffn_gate_up_chunk", layer, at)
 
     def output_norm(self, row: int, n_rows: int) -> int:
@@ -428,7 +289,7 @@ class ShardEngine(Engine):
 
         Row i's logits go to the kept slice `kept[i]`. A pass that was not ended is forgotten.
         """
-        at = self._mail(_packed(f"<{len(kept)}I", *kept), "table of kept slices")
+        at = self._mail(packed(f"<{len(kept)}I", *kept), "table of kept slices")
         self.host.call("logits_begin", at, len(kept), hidden_at)
 
     async def logits_block(self, type: int, row: int, n_rows: int, at: int, length: int) -> None:
@@ -467,12 +328,12 @@ class ShardEngine(Engine):
             raise BadArgument("select: the shard is not configured")
         own = [entry for entry in adjust if config.vocab_start <= entry.id < config.vocab_end]
         seed_bits = 0 if seed is None else seed & (1 << 64) - 1
-        params = _packed(
+        params = packed(
             "<3If4I",
             CONFIG_VERSION, top_k, int(seed is not None), temperature,
             seed_bits & 0xFFFFFFFF, seed_bits >> 32, len(own), len(wanted),
         )  # fmt: skip
-        params += b"".join(_packed("<I2f", *entry) for entry in own) + _packed(f"<{len(wanted)}I", *wanted)
+        params += b"".join(packed("<I2f", *entry) for entry in own) + packed(f"<{len(wanted)}I", *wanted)
         at, room = workspace or (0, self.mailbox_bytes)
         out_at = at + len(params) + -len(params) % 8
         rows = min(top_k, config.vocab_end - config.vocab_start) + len(wanted)
@@ -483,20 +344,10 @@ class ShardEngine(Engine):
                 f"the workspace has {room}: pass a larger one in the arena"
             )
         self.host.write(at, params)
-        length = await self.host.compute("logits_select", kept, at, len(params), out_at, room - (out_at - at))
+        # At once, not on a thread: nobody else may write the mailbox between these three lines.
+        length = self.host.call("logits_select", kept, at, len(params), out_at, room - (out_at - at))
         answer = self.host.read(out_at, length)
         lse_raw, lse_adjusted, n, m = _ANSWER.unpack_from(answer)
         found = [Candidate(*entry) for entry in _CANDIDATE.iter_unpack(answer[_ANSWER.size :])]
         assert len(found) == n + m
         return Selection(lse_raw, lse_adjusted, found[:n], found[n:])
-
-
-_ANSWER = struct.Struct("<2d2I")
-_CANDIDATE = struct.Struct("<I3f")
-
-
-def _packed(layout: str, *values: int | float) -> bytes:
-    try:
-        return struct.pack(layout, *values)
-    except (struct.error, OverflowError) as error:
-        raise BadArgument(f"{values} does not fit the engine's 32-bit fields: {error}") from error

@@ -20,6 +20,9 @@ from engine.client import Phase, Tensor, Weights
 LOGIT_TOLERANCE = 5e-5
 IDS = [7, 260, 31, 299, 0, 128, 77, 260, 5, 91, 14, 200, 63, 17, 9, 250, 111, 42, 3, 18]
 
+# Four pages, so that a softmax is rescaled more than once.
+LONG = [(7 * i * i + 11 * i) % 300 for i in range(53)]
+
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "llama": {"arch": "llama"},
@@ -39,8 +42,8 @@ def bits(values: np.ndarray) -> bytes:
 def test_logits_at_every_position_are_close_to_exact_arithmetic(kind: str, changes: dict[str, Any]) -> None:
     model = tiny(**changes)
     cluster = Cluster(model, kind, limit=64 << 20)
-    found = asyncio.run(cluster.forward(cluster.station.engine.kv_open(), IDS))
-    [exact] = Reference(model).logits([IDS])
+    found = asyncio.run(cluster.forward(cluster.station.engine.kv_open(), LONG, piece=40))
+    [exact] = Reference(model).logits([LONG])
     assert np.abs(exact).max() > 1
     assert np.abs(found - exact).max() < LOGIT_TOLERANCE
     assert np.abs(found[0] - exact[0]).max() < LOGIT_TOLERANCE

@@ -15,6 +15,7 @@ import wasmtime
 import xxhash
 
 from engine import _native
+from engine.client import Engine
 from engine.errors import BadArgument, EngineError, OutOfBounds
 from engine.host import EngineHost
 from engine.native import NativeEngine
@@ -72,6 +73,24 @@ def test_a_view_is_right_after_the_region_has_moved(make: Any) -> None:
         host.call("xxh3_64_at", at, arena, digest_at)
         assert host.read(digest_at, 8) == xxhash.xxh3_64_intdigest(b"\x07" * arena).to_bytes(8, "little")
         assert host.memory_bytes() >= host.call("engine_region_bytes")
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_first_group_that_does_not_match_its_digest_is_found(make: Any) -> None:
+    engine = Engine(make(1 << 20))
+    engine.host.call("engine_reserve_arena", 5000)
+    data = np.random.default_rng(0).bytes(4500)
+    at = engine.arena_at + 1
+    digests = b"".join(
+        xxhash.xxh3_64_intdigest(data[i : i + 1000]).to_bytes(8, "little") for i in range(0, 4500, 1000)
+    )
+    engine.host.write(at, data)
+    assert asyncio.run(engine.first_bad_group(at, 4500, 1000, digests)) is None
+    for group, byte in ((4, 4499), (2, 2999), (1, 1000), (0, 0)):
+        engine.host.write(at + byte, bytes([data[byte] ^ 1]))
+        assert asyncio.run(engine.first_bad_group(at, 4500, 1000, digests)) == group
+    with pytest.raises(BadArgument, match="5 groups have 40 bytes of digests, got 32"):
+        asyncio.run(engine.first_bad_group(at, 4500, 1000, digests[:32]))
 
 
 @pytest.mark.parametrize("make", MAKERS)
