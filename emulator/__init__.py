@@ -1,1 +1,16 @@
 """Workers, Durable Objects, R2 and KV in CPython, for laptops and tests."""
+
+from emulator.cluster import Cluster
+from emulator.config import ObjectBinding, ServiceBinding, WorkerConfig, bundle
+from emulator.faults import Faults
+from emulator.limits import Limits
+
+__all__ = [
+    "Cluster",
+    "Faults",
+    "Limits",
+    "ObjectBinding",
+    "ServiceBinding",
+    "WorkerConfig",
+    "bundle",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -12,9 +13,10 @@ T = TypeVar("T")
 async def run_to_end(function: Callable[..., T], *args: Any) -> T:
     """Runs `function` on a thread. A cancelled caller still waits for it before the cancellation goes on.
 
-    The function works in an engine's memory, which its owner may reuse once the call seems over.
+    The function works in an engine's memory, which its owner may reuse once the call seems over. So nothing
+    here is a task: whoever cancels all tasks would otherwise end the wait before the thread.
     """
-    running = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    running = asyncio.get_running_loop().run_in_executor(None, partial(function, *args))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

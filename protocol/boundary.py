@@ -1,8 +1,8 @@
-"""What entry files import as `boundary`: the one module between them and the platform.
+"""What entry files need from the platform, as functions of a module `boundary`.
 
-On Workers that is `workers/boundary.py`, in CPython `emulator/boundary.py`. Both have exactly these
-functions, as functions of the module. `env`, `ctx`, `request` and bindings are the platform's own objects:
-entry files hand them over and look at nothing in them but what the `workers` module promises.
+On Workers that module is the only one that touches JavaScript; in CPython it stands over the emulator. Both
+have exactly the functions of `Boundary`, and entry files use nothing else of a platform but the classes of
+`workers`.
 """
 
 from __future__ import annotations
@@ -15,82 +15,97 @@ from protocol.ports import Background, BlobSource, KeyValue, Objects, Peer, Stor
 
 
 class Boundary(Protocol):
-    """The functions of a boundary module."""
+    """The module `boundary`. `env`, `ctx`, requests, responses and bindings are the SDK's own objects."""
 
-    def variable(self, env: Any, name: str) -> str | None:
+    @staticmethod
+    def variable(env: Any, name: str) -> str | None:
         """A variable or secret of the Worker; None when it is not set."""
         ...
 
-    async def call_of(self, request: Any) -> Call:
-        """A request of the platform with its whole body. Header names become lower-case."""
+    @staticmethod
+    async def call_of(request: Any) -> Call:
+        """An SDK request as a call, with its whole body. The path and query stay percent-encoded."""
         ...
 
-    def response_of(self, reply: Reply) -> Any:
-        """A response of the platform.
+    @staticmethod
+    def response_of(reply: Reply) -> Any:
+        """A reply as an SDK response.
 
-        A body that is an async iterator is streamed, and its `aclose()` runs when it ends and when the
-        client leaves. A body that is an `Inflow` is handed on; whatever becomes of it, it ends cancelled.
+        A body that is an async iterator or an `Inflow` is asked for pieces as the client takes them; when the
+        client leaves, its `aclose()` or `cancel()` runs. An `Inflow` of known length gets a content-length.
         """
         ...
 
-    async def forward(self, request: Any, binding: Any, name: str | None = None) -> Any:
-        """Hands a request on, untouched, to a service binding, or to the object `name` of a namespace.
+    @staticmethod
+    async def forward(request: Any, binding: Any, name: str | None = None) -> Any:
+        """Hands an SDK request on, untouched, and returns the SDK response.
 
-        Returns the platform's response. Raises `PeerLost`.
+        `binding` is a service binding, or with `name` a namespace of objects. Raises `OSError` when it fails.
         """
         ...
 
-    def blobs(self, binding: Any) -> BlobSource:
-        """An R2 bucket as a source of blobs. Its reads raise `BlobFailed` when the store itself fails."""
+    @staticmethod
+    def blobs(binding: Any) -> BlobSource:
+        """An R2 bucket. Where R2 itself fails, `PeerLost` is raised."""
         ...
 
-    def key_values(self, binding: Any) -> KeyValue:
+    @staticmethod
+    def key_values(binding: Any) -> KeyValue:
         """A KV namespace."""
         ...
 
-    def peer(self, binding: Any) -> Peer:
+    @staticmethod
+    def peer(binding: Any) -> Peer:
         """A Worker behind a service binding.
 
-        The `Inflow` of an answer whose sender did not say its length has length -1.
+        The `Inflow` of `open` has length -1 where the answer does not say it.
         """
         ...
 
-    def objects(self, binding: Any) -> Objects:
+    @staticmethod
+    def objects(binding: Any) -> Objects:
         """A namespace of Durable Objects."""
         ...
 
-    def storage(self, ctx: Any) -> Storage:
-        """The storage of the Durable Object that `ctx` belongs to."""
+    @staticmethod
+    def storage(ctx: Any) -> Storage:
+        """The storage of a Durable Object."""
         ...
 
-    def background(self, ctx: Any) -> Background:
-        """`waitUntil`: what keeps a coroutine running after the answer has been given."""
+    @staticmethod
+    def background(ctx: Any) -> Background:
+        """`waitUntil` of an entrypoint or a Durable Object."""
         ...
 
-    def abort(self, ctx: Any, reason: str) -> NoReturn:
-        """Restarts this Durable Object: its requests fail, its attributes are gone, its storage stays."""
+    @staticmethod
+    def abort(ctx: Any, reason: str) -> NoReturn:
+        """Resets a Durable Object: its calls fail, its attributes are gone, its storage stays."""
         ...
 
-    async def set_alarm(self, ctx: Any, seconds_from_now: float) -> None:
-        """Has the platform call this Durable Object's `alarm()`; replaces an alarm set before."""
+    @staticmethod
+    async def set_alarm(ctx: Any, seconds_from_now: float) -> None:
+        """Lets a Durable Object's `alarm` be called then; one alarm an object, the last one set."""
         ...
 
-    async def engine(self, limit: int) -> EngineHost:
-        """This isolate's one engine, of at most `limit` bytes; made at first use, the same one afterwards.
+    @staticmethod
+    async def engine(limit: int) -> EngineHost:
+        """This isolate's engine, whose region has at most `limit` bytes; made at first use.
 
-        Raises `OverBudget` where the isolate cannot give that much, and `BadArgument` when another limit is
-        asked for than the first time.
+        The same one afterwards. Raises `ValueError` when another limit is asked for, and `EngineError`.
         """
         ...
 
-    def clock(self) -> float:
-        """Seconds since the epoch. On Workers it stands still while code computes."""
+    @staticmethod
+    def clock() -> float:
+        """Seconds since 1970. It stands still while code computes."""
         ...
 
-    def log(self, message: str, **fields: Any) -> None:
-        """One line of JSON; what is too long is cut."""
+    @staticmethod
+    def log(message: str, **fields: Any) -> None:
+        """One line of JSON in the log; long values are cut and floods dropped."""
         ...
 
-    def held(self, bytes_delta: int) -> None:
-        """Tells the isolate's meter of bytes that Python objects (caches) keep from now on, or no longer."""
+    @staticmethod
+    def held(bytes_delta: int) -> None:
+        """Tells the isolate's meter that Python objects now keep that many bytes more, or fewer."""
         ...

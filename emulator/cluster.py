@@ -1,0 +1,402 @@
+"""A cluster of Workers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import hashlib
+import re
+import sys
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from emulator.config import WorkerConfig
+from emulator.context import Owner, track_tasks, untrack_tasks
+from emulator.durable import AlarmClock, DurableObjectNamespace, ObjectId, ObjectTarget
+from emulator.errors import EmulatorError, LimitExceeded, StreamBroken, WorkerFailed, WorkerLost
+from emulator.faults import Faults
+from emulator.isolate import Host, Isolate
+from emulator.kv import KVNamespace, KVStore
+from emulator.limits import Limits
+from emulator.meter import MemoryUse
+from emulator.r2 import R2Bucket, R2Store
+from emulator.sdk.messages import Request, Response
+from emulator.services import Fetcher, ServiceTarget, Target
+from emulator.storage import ClassStore
+from emulator.streams import PIECE, ReadableStream
+from engine.threads import run_to_end
+from protocol.calls import Call, Reply
+from protocol.ports import PeerLost
+
+EngineKind = Literal["wasm", "native"]
+ORIGIN = "http://cluster.local"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What has not ended: requests being handled, `waitUntil` work, and bodies that are open."""
+
+    requests: int
+    background: int
+    bodies: int
+
+    def __bool__(self) -> bool:
+        return bool(self.requests or self.background or self.bodies)
+
+
+class Cluster:
+    """Workers that call each other by their bindings; everything durable lies under `data_folder`.
+
+    `engine` says which host runs the crate. With `enforce`, an isolate over its memory limit is ended.
+    `faults` injects what goes wrong on a network. `log` gets the Workers' log lines; by default they go to
+    stderr.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerConfig],
+        data_folder: Path,
+        engine: EngineKind = "wasm",
+        *,
+        enforce: bool = True,
+        limits: Limits | None = None,
+        faults: Faults | None = None,
+        log: Callable[[str], None] | None = None,
+        drain_seconds: float = 2.0,
+    ) -> None:
+        self.workers = {worker.name: worker for worker in workers}
+        if len(self.workers) != len(workers):
+            raise EmulatorError("two Workers of a cluster have the same name")
+        self.data_folder = data_folder
+        self.enforce = enforce
+        self.limits = limits or Limits()
+        self.faults = faults
+        self.log = log or _to_stderr
+        self.running = False
+        self.alarms = AlarmClock(self)
+        self._engine_kind = engine
+        self._drain_seconds = drain_seconds
+        self._isolates: dict[str, Isolate] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._ending_objects: weakref.WeakValueDictionary[tuple[str, str, str], Owner]
+        self._ending_objects = weakref.WeakValueDictionary()
+        self._dead: set[str] = set()
+        self._peaks: dict[str, MemoryUse] = {}
+        self._requests = 0
+        self._bodies: weakref.WeakSet[ReadableStream] = weakref.WeakSet()
+        self._buckets: dict[str, R2Store] = {}
+        self._namespaces: dict[str, KVStore] = {}
+        self._classes: dict[tuple[str, str], ClassStore] = {}
+        self._lock: Any = None
+        self._check_bindings()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Opens the data folder and sets the alarms that were pending. Workers start when they are called."""
+        if self.running:
+            raise EmulatorError("the cluster is running already")
+        self.data_folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self.data_folder)
+        track_tasks(asyncio.get_running_loop())
+        self.running = True
+        for script, class_name in sorted(self._object_classes()):
+            for id, name, at_ms in self.class_store(script, class_name).alarms():
+                self.alarms.set(script, class_name, ObjectId(id, name), at_ms)
+
+    async def stop(self) -> None:
+        """Lets `waitUntil` work finish for a bounded time, cancels the rest, and closes the stores."""
+        if not self.running:
+            return
+        self.running = False
+        self.alarms.stop()
+        try:
+            await self._drain()
+        finally:
+            for isolate in list(self._isolates.values()):
+                self._end(isolate, "the cluster is stopping")
+            while self._ending:
+                await asyncio.wait(set(self._ending.values()))
+            await self.alarms.ended()
+            for store in (*self._buckets.values(), *self._namespaces.values(), *self._classes.values()):
+                store.close()
+            self._buckets.clear()
+            self._namespaces.clear()
+            self._classes.clear()
+            untrack_tasks(asyncio.get_running_loop())
+            self._lock.close()
+
+    async def fetch(self, worker: str, call: Call, entrypoint: str = "Default") -> Reply:
+        """Asks a Worker from outside. A body that is there comes as bytes, another as an iterator.
+
+        Raises `PeerLost` when the Worker raises, is lost, or is not in the cluster.
+        """
+        return await self._ask(ServiceTarget(self, worker, entrypoint), call)
+
+    async def _ask(self, target: Target, call: Call) -> Reply:
+        try:
+            return await reply_of(await target.fetch(request_of(call)))
+        except (WorkerLost, LimitExceeded, StreamBroken) as error:
+            raise PeerLost(f"{target.site}: {error}") from error
+        except WorkerFailed as error:
+            raise PeerLost(f"{error}\n{error.trace}") from error
+
+    async def fetch_object(self, worker: str, class_name: str, name: str, call: Call) -> Reply:
+        """Asks an object of a Worker from outside, as `fetch` does a Worker."""
+        target = ObjectTarget(self, worker, class_name, self.namespace(worker, class_name).idFromName(name))
+        return await self._ask(target, call)
+
+    def namespace(self, worker: str, class_name: str) -> DurableObjectNamespace:
+        """The ids of a class of objects."""
+        return DurableObjectNamespace(self, worker, class_name)
+
+    async def restart_object(self, worker: str, class_name: str, name: str) -> None:
+        """Resets an object as the platform may at any time: its calls fail, its storage stays."""
+        isolate = self._isolates.get(worker)
+        id = self.namespace(worker, class_name).idFromName(name)
+        live = isolate and isolate.objects.get((class_name, id.hex))
+        if live:
+            live.stop("the object was restarted")
+            await live.owner.ended(60)
+
+    async def evict(self, worker: str) -> None:
+        """Ends a Worker's isolate as the platform may at any time; the next call makes another."""
+        isolate = self._isolates.get(worker)
+        if isolate is not None:
+            self._end(isolate, "the isolate was evicted")
+        ending = self._ending.get(worker)
+        if ending is not None:
+            await asyncio.wait({ending})
+
+    async def kill(self, worker: str) -> None:
+        """Ends a Worker's isolate; calls of it fail until `revive`."""
+        self._config(worker)
+        self._dead.add(worker)
+        await self.evict(worker)
+
+    def revive(self, worker: str) -> None:
+        """Lets a killed Worker run again."""
+        self._dead.discard(worker)
+
+    def pending(self) -> Pending:
+        """What has not ended."""
+        contexts = [event for isolate in self._isolates.values() for event in isolate.contexts]
+        background = sum(len(event.background) for event in contexts)
+        bodies = sum(1 for stream in list(self._bodies) if not stream.finished)
+        return Pending(self._requests, background, bodies)
+
+    def memory(self) -> dict[str, tuple[MemoryUse | None, MemoryUse]]:
+        """Each Worker's memory now (None when it is not running) and at its peak."""
+        found: dict[str, tuple[MemoryUse | None, MemoryUse]] = {
+            name: (None, peak) for name, peak in self._peaks.items()
+        }
+        for name, isolate in self._isolates.items():
+            found[name] = (isolate.meter.use(), self._peak(isolate))
+        return found
+
+    def bucket(self, name: str) -> R2Store:
+        """An R2 bucket of the cluster."""
+        if name not in self._buckets:
+            self._buckets[name] = R2Store(self.data_folder / "r2" / _file_name(name), self.limits)
+        return self._buckets[name]
+
+    def key_values(self, name: str) -> KVStore:
+        """A KV namespace of the cluster."""
+        if name not in self._namespaces:
+            path = self.data_folder / "kv" / f"{_file_name(name)}.sqlite"
+            self._namespaces[name] = KVStore(path, self.limits, keep_previous=self.faults is not None)
+        return self._namespaces[name]
+
+    def class_store(self, script: str, class_name: str) -> ClassStore:
+        """The storage of a class of objects."""
+        key = (script, class_name)
+        if key not in self._classes:
+            name = f"{_file_name(script)}.{_file_name(class_name)}.sqlite"
+            self._classes[key] = ClassStore(self.data_folder / "objects" / name)
+        return self._classes[key]
+
+    async def isolate(self, worker: str) -> Isolate:
+        """A Worker's isolate, made if it is not running. Raises `WorkerLost`."""
+        config = self._config(worker)
+        while True:
+            if not self.running:
+                raise WorkerLost("the cluster is stopping")
+            if worker in self._dead:
+                raise WorkerLost(f"Worker {worker} is down")
+            found = self._isolates.get(worker)
+            if found is not None:
+                return found
+            ending = self._ending.get(worker)
+            if ending is None:
+                break
+            # Objects of the old isolate must have ended before new ones of the same ids begin.
+            await asyncio.wait({ending})
+        found = self._isolates[worker] = Isolate(self, config, self._env(config))
+        return found
+
+    async def make_engine(self, limit: int) -> Host:
+        """A new engine whose region has at most `limit` bytes."""
+        return await run_to_end(_make_engine, self._engine_kind, limit)
+
+    def condemn(self, isolate: Isolate, reason: str) -> None:
+        """Ends an isolate that broke a rule."""
+        if self._isolates.get(isolate.name) is isolate:
+            self._end(isolate, reason)
+
+    def _end(self, isolate: Isolate, reason: str) -> None:
+        del self._isolates[isolate.name]
+        self._peak(isolate)
+        isolate.lose(reason)
+
+        async def end() -> None:
+            try:
+                await isolate.ended()
+            finally:
+                self._ending.pop(isolate.name, None)
+
+        # Outside of any event: what ends an isolate is not part of it.
+        self._ending[isolate.name] = asyncio.get_running_loop().create_task(
+            end(), context=contextvars.Context()
+        )
+
+    def _peak(self, isolate: Isolate) -> MemoryUse:
+        peak = max(
+            isolate.meter.peak, self._peaks.get(isolate.name, isolate.meter.peak), key=lambda use: use.total
+        )
+        self._peaks[isolate.name] = peak
+        return peak
+
+    def is_ending(self, worker: str, class_name: str, id: str, owner: Owner) -> None:
+        """Notes that an object's last instance has not ended yet."""
+        self._ending_objects[worker, class_name, id] = owner
+
+    def ending(self, worker: str, class_name: str, id: str) -> Owner | None:
+        """The object's last instance, if it may still be ending."""
+        return self._ending_objects.get((worker, class_name, id))
+
+    def count_request(self, change: int) -> None:
+        """Counts requests that are being handled."""
+        self._requests += change
+
+    def opened(self, stream: ReadableStream) -> None:
+        """Counts a body as open until it ends."""
+        self._bodies.add(stream)
+
+    async def _drain(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self._drain_seconds
+        while (left := deadline - asyncio.get_running_loop().time()) > 0:
+            contexts = [event for isolate in self._isolates.values() for event in isolate.contexts]
+            background = {task for event in contexts for task in event.background}
+            if not background:
+                return
+            await asyncio.wait(background, timeout=left)
+
+    def _config(self, worker: str) -> WorkerConfig:
+        config = self.workers.get(worker)
+        if config is None:
+            raise EmulatorError(
+                f"the cluster has no Worker {worker!r}; it has {', '.join(sorted(self.workers))}"
+            )
+        return config
+
+    def _env(self, config: WorkerConfig) -> dict[str, Any]:
+        env: dict[str, Any] = dict(config.vars)
+        site = config.name
+        for name, bucket in config.r2.items():
+            env[name] = R2Bucket(self.bucket(bucket), self.faults, f"{site}>{bucket}")
+        for name, namespace in config.kv.items():
+            env[name] = KVNamespace(self.key_values(namespace), self.faults, f"{site}>{namespace}")
+        for name in config.services:
+            service = config.service(name)
+            env[name] = Fetcher(self, ServiceTarget(self, service.worker, service.entrypoint))
+        for name in config.objects:
+            env[name] = DurableObjectNamespace(self, *config.object_class(name))
+        return env
+
+    def _object_classes(self) -> set[tuple[str, str]]:
+        return {config.object_class(name) for config in self.workers.values() for name in config.objects}
+
+    def _check_bindings(self) -> None:
+        for config in self.workers.values():
+            others = {name: config.service(name).worker for name in config.services}
+            others |= {name: config.object_class(name)[0] for name in config.objects}
+            for binding, worker in others.items():
+                if worker not in self.workers:
+                    raise EmulatorError(
+                        f"Worker {config.name}: binding {binding} means Worker {worker!r}, which is not in "
+                        "the cluster"
+                    )
+
+
+def request_of(call: Call) -> Request:
+    """A call from outside as a request."""
+    url = f"{ORIGIN}{call.path}" + (f"?{call.query}" if call.query else "")
+    return Request(url, method=call.method, headers=dict(call.headers), body=call.body or None)
+
+
+async def reply_of(response: Response) -> Reply:
+    """A response for somebody outside."""
+    headers = dict(response.headers.items())
+    stream = response.take()
+    if stream is None or stream.whole:
+        return Reply(response.status, b"" if stream is None else await stream.read_all(), headers)
+    return Reply(response.status, pieces_of(stream), headers)
+
+
+async def pieces_of(stream: ReadableStream) -> AsyncIterator[bytes]:
+    """A body's pieces; leaving off gives it up."""
+    try:
+        while piece := await stream.read(PIECE):
+            yield piece
+    finally:
+        await stream.cancel()
+
+
+def _make_engine(kind: EngineKind, limit: int) -> Host:
+    if kind == "wasm":
+        from engine.wasm import WasmEngine
+
+        return WasmEngine(limit)
+    from engine.native import NativeEngine
+
+    return NativeEngine(limit)
+
+
+def _file_name(name: str) -> str:
+    """A name as part of a file's name, and never the same for two names."""
+    if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+        return name
+    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def _lock(folder: Path) -> Any:
+    """Keeps a second cluster away from a data folder: an object lives once."""
+    try:
+        import fcntl
+    except ImportError:
+        return contextlib.ExitStack()
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise EmulatorError(
+            f"{folder} is in use by another cluster; stop it, or take another folder"
+        ) from None
+    return file
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
