@@ -37,7 +37,12 @@ class CobordismWarden(DurableObject):
         settings = Settings(lambda name: boundary.variable(self.env, name))
         try:
             secret = settings.secret()
-            api = self._api = self._api or CobordismWardenApi(isolate_budget(settings, _budgets), self._open)
+            budget = isolate_budget(settings, _budgets)
+            if self._api is None:
+                self._api = CobordismWardenApi(budget, self._open)
+                budget.register(str(self.ctx.id), self._api.cache)
+            api = self._api
+            budget.touch(str(self.ctx.id))
         except SettingsError as error:
             return boundary.response_of(unavailable(error))
         call = await boundary.call_of(request)

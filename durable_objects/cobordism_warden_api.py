@@ -8,20 +8,18 @@ GET /stats.
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
 from durable_objects.budget import IsolateBudget
-from durable_objects.layer_cache import CacheCounts
+from durable_objects.row_cache import RowCache
 from engine.rows import RowReader, RowsUnavailable
-from knot.errors import HeaderError, KnotError
-from knot.strict_json import parse_object
+from knot.errors import KnotError
 from protocol.calls import FRAME, Call, Reply, json_reply
-from protocol.fields import BadField, Fields
+from protocol.fields import BadField, Fields, json_fields
 from protocol.frames import BadFrame, Kind, Part, Tensor, decode, encode
 from protocol.identity import Identity, WrongIdentity
-from protocol.ports import BlobChanged, BlobMissing
+from protocol.ports import BlobChanged, BlobError
 from protocol.serving import bad_frame, not_found
 
 MAX_ROWS = 4096
@@ -36,12 +34,10 @@ class CobordismWardenApi:
     """One warden."""
 
     def __init__(self, budget: IsolateBudget, open_rows: OpenRows) -> None:
-        self._budget = budget
         self._open_rows = open_rows
         self._identity: Identity | None = None
         self._reader: RowReader | None = None
-        self._rows: OrderedDict[int, bytes] = OrderedDict()
-        self.counts = CacheCounts()
+        self.cache = RowCache(budget)
 
     async def answer(self, call: Call) -> Reply:
         """Answers one call, whatever it is."""
@@ -49,19 +45,19 @@ class CobordismWardenApi:
             return await self._route(call)
         except WrongIdentity as error:
             return json_reply({"error": {"kind": "wrong_model", "detail": str(error)}}, 409)
-        except (BlobMissing, RowsUnavailable, KnotError) as error:
-            return json_reply({"error": {"kind": "bad_weights", "detail": str(error)}}, 502)
         except BlobChanged as error:
             self._forget()
             return json_reply({"error": {"kind": "wrong_model", "detail": str(error)}}, 409)
-        except (BadField, BadFrame, HeaderError) as error:
+        except (BlobError, RowsUnavailable, KnotError) as error:
+            return json_reply({"error": {"kind": "bad_weights", "detail": str(error)}}, 502)
+        except (BadField, BadFrame) as error:
             return bad_frame(error)
 
     async def _route(self, call: Call) -> Reply:
         if call.method == "GET" and call.path == "/stats":
             return json_reply(self.stats())
         if call.method == "POST" and call.path == "/configure":
-            fields = Fields(parse_object(call.body, "the request"), "the request")
+            fields = json_fields(call.body, "the request")
             await self._become(Identity.from_fields("vocab", fields))
             return json_reply(self.stats())
         asked = Identity.from_headers("vocab", call.headers)
@@ -81,9 +77,9 @@ class CobordismWardenApi:
         return {
             "kind": "cobordism-warden",
             "identity": None if self._identity is None else asdict(self._identity),
-            "rows": len(self._rows),
-            "bytes": sum(map(len, self._rows.values())),
-            **asdict(self.counts),
+            "rows": len(self.cache),
+            "bytes": self.cache.size,
+            **asdict(self.cache.counts),
         }
 
     async def _tensors(self, body: bytes) -> Reply:
@@ -104,50 +100,21 @@ class CobordismWardenApi:
         for row in ids:
             if not identity.start <= row < identity.end:
                 raise BadFrame(f"row {row} is none of [{identity.start}, {identity.end})")
-        found = self._held(ids)
+        found = self.cache.held(ids)
         if fill:
             missing = [row for row in ids if row not in found]
             for row, data in (await self._reader.read(missing)).items():
                 found[row] = data
-                self._keep(row, data)
+                self.cache.keep(row, data)
         return _answer(found, self._reader.table.row_bytes)
-
-    def _held(self, ids: tuple[int, ...]) -> dict[int, bytes]:
-        found: dict[int, bytes] = {}
-        for row in ids:
-            data = self._rows.get(row)
-            if data is None:
-                self.counts.misses += 1
-            else:
-                self.counts.hits += 1
-                self._rows.move_to_end(row)
-                found[row] = data
-        return found
-
-    def _keep(self, row: int, data: bytes) -> None:
-        if row in self._rows:
-            return
-        while not self._budget.take(len(data)):
-            if not self._rows:
-                return
-            self._budget.give(len(self._rows.popitem(last=False)[1]))
-            self.counts.evicted += 1
-        self._rows[row] = data
-        self.counts.admitted += 1
 
     def _invalidate(self, name: str) -> bool:
         if not (name.isascii() and name.isdigit()):
             raise BadField(f"{name[:40]!r} is no row number")
-        found = self._rows.pop(int(name), None)
-        if found is None:
-            return False
-        self._budget.give(len(found))
-        self.counts.invalidated += 1
-        return True
+        return self.cache.invalidate(int(name))
 
     def _forget(self) -> None:
-        self._budget.give(sum(map(len, self._rows.values())))
-        self._rows.clear()
+        self.cache.clear()
         self._identity = self._reader = None
 
     async def _become(self, identity: Identity) -> None:

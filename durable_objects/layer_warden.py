@@ -31,15 +31,16 @@ class LayerWarden(DurableObject):
         try:
             secret = settings.secret()
             api = self._api = self._api or self._start(settings)
+            isolate_budget(settings, _budgets).touch(str(self.ctx.id))
         except SettingsError as error:
             return boundary.response_of(unavailable(error))
         call = await boundary.call_of(request)
         return boundary.response_of(access.refusal(secret, call.headers) or await api.answer(call))
 
     def _start(self, settings: Settings) -> LayerWardenApi:
-        cache = LayerCache(
-            settings.choice("WARDEN_POLICY", POLICIES, "pinned-prefix"), isolate_budget(settings, _budgets)
-        )
+        budget = isolate_budget(settings, _budgets)
+        cache = LayerCache(settings.choice("WARDEN_POLICY", POLICIES, "pinned-prefix"), budget)
+        budget.register(str(self.ctx.id), cache)
         bucket = boundary.blobs(self.env.KNOT_BUCKET)
         return LayerWardenApi(cache, lambda key: BucketKnot.open(bucket, key))
 
@@ -48,5 +49,5 @@ def isolate_budget(settings: Settings, budgets: dict[int, IsolateBudget]) -> Iso
     """The one budget of an isolate, made when the first warden starts."""
     limit = settings.integer("MEMORY_BUDGET_BYTES", 0, 1 << 40, 32 * MIB)
     if not budgets:
-        budgets[limit] = IsolateBudget(limit, boundary.held)
+        budgets[limit] = IsolateBudget(limit, boundary.clock, boundary.held)
     return next(iter(budgets.values()))

@@ -13,14 +13,14 @@ from dataclasses import asdict
 from durable_objects.layer_cache import LayerCache
 from knot.architectures import payload_order
 from knot.bucket import BucketKnot
-from knot.errors import HeaderError, KnotError
+from knot.errors import KnotError
 from knot.header import TensorInfo
-from knot.strict_json import is_int, parse_object
+from knot.strict_json import is_int
 from protocol.bodies import BytesInflow, JoinedInflow, Piece
 from protocol.calls import BYTES, Call, Inflow, Reply, json_reply
-from protocol.fields import BadField, Fields
+from protocol.fields import BadField, json_fields
 from protocol.identity import Identity, WrongIdentity
-from protocol.ports import BlobChanged, BlobMissing
+from protocol.ports import BlobChanged, BlobError
 from protocol.serving import bad_frame, not_found
 
 OpenKnot = Callable[[str], Awaitable[BucketKnot]]
@@ -45,19 +45,19 @@ class LayerWardenApi:
             return await self._route(call)
         except WrongIdentity as error:
             return json_reply({"error": {"kind": "wrong_model", "detail": str(error)}}, 409)
-        except (BlobMissing, KnotError) as error:
-            return json_reply({"error": {"kind": "bad_weights", "detail": str(error)}}, 502)
         except BlobChanged as error:
             self._forget()
             return json_reply({"error": {"kind": "wrong_model", "detail": str(error)}}, 409)
-        except (BadField, HeaderError) as error:
+        except (BlobError, KnotError) as error:
+            return json_reply({"error": {"kind": "bad_weights", "detail": str(error)}}, 502)
+        except BadField as error:
             return bad_frame(error)
 
     async def _route(self, call: Call) -> Reply:
         if call.method == "GET" and call.path == "/stats":
             return json_reply(self.stats())
         if call.method == "POST" and call.path == "/configure":
-            fields = Fields(parse_object(call.body, "the request"), "the request")
+            fields = json_fields(call.body, "the request")
             await self._become(Identity.from_fields("layer", fields))
             return json_reply(self.stats())
         asked = Identity.from_headers("layer", call.headers)
@@ -113,7 +113,7 @@ class LayerWardenApi:
         return self._knot.header.tensor(name)
 
     def _pieces(self, body: bytes) -> list[tuple[TensorInfo, int, int]]:
-        fields = Fields(parse_object(body, "the request"), "the request")
+        fields = json_fields(body, "the request")
         found: list[tuple[TensorInfo, int, int]] = []
         for entry in fields.array("tensors", MAX_PIECES):
             match entry:

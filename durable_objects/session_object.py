@@ -14,7 +14,7 @@ from knot.header import KnotHeader
 from knot.tokenizer import Tokenizer
 from protocol import access
 from protocol.calls import ShortBody
-from protocol.ports import BlobChanged, BlobMissing
+from protocol.ports import BlobError
 from protocol.settings import SettingsError
 from route import GatewaySettings, RouteUnavailable, find_route
 from workers import DurableObject, Request, Response
@@ -35,7 +35,7 @@ class Model:
 # awaited by another.
 _models: dict[str, Model] = {}
 
-BOOT_ERRORS = (SettingsError, KnotError, RouteUnavailable, BlobMissing, BlobChanged, ShortBody)
+BOOT_ERRORS = (SettingsError, KnotError, RouteUnavailable, BlobError, ShortBody)
 
 
 class SessionObject(DurableObject):

@@ -16,7 +16,7 @@ from knot.bucket import BucketKnot
 from knot.errors import KnotError
 from protocol import access
 from protocol.calls import ShortBody
-from protocol.ports import BlobChanged, BlobMissing
+from protocol.ports import BlobError
 from protocol.settings import Settings, SettingsError
 from rows import EmbeddingRows, identity
 from shard import Shard
@@ -25,7 +25,7 @@ from slice_settings import ShardSettings
 from workers import DurableObject, Request, Response
 
 BOOT_ERRORS = (
-    SettingsError, KnotError, EngineError, OverBudgetError, BadWeights, BlobMissing, BlobChanged, ShortBody,
+    SettingsError, KnotError, EngineError, OverBudgetError, BadWeights, BlobError, ShortBody,
 )  # fmt: skip
 
 # What this isolate has booted, by knot and slice: an object that is restarted finds it again.

@@ -16,7 +16,7 @@ from knot.errors import KnotError
 from near import NearSource, identity
 from protocol import access
 from protocol.calls import ShortBody
-from protocol.ports import BlobChanged, BlobMissing
+from protocol.ports import BlobError
 from protocol.settings import Settings, SettingsError
 from specialization import StationSettings
 from station import Station
@@ -24,7 +24,7 @@ from station_api import StationApi
 from workers import DurableObject, Request, Response
 
 BOOT_ERRORS = (
-    SettingsError, KnotError, EngineError, OverBudgetError, BadWeights, BlobMissing, BlobChanged, ShortBody,
+    SettingsError, KnotError, EngineError, OverBudgetError, BadWeights, BlobError, ShortBody,
 )  # fmt: skip
 
 # What this isolate has booted, by knot, role and layers: an object that is restarted finds it again.

@@ -15,7 +15,7 @@ from typing import Protocol
 from engine.blocks import Arena, Block, Unit
 from engine.client import Engine
 from protocol.calls import Inflow, ShortBody
-from protocol.ports import PeerLost
+from protocol.ports import BlobFailed, PeerLost
 
 
 class BadWeights(Exception):
@@ -148,7 +148,7 @@ class Weights:
         self._seen(unit, block, block.length)
         try:
             await inflow.pour(self._engine.host, self._place(unit, index), block.length)
-        except (ShortBody, PeerLost):
+        except (ShortBody, PeerLost, BlobFailed):
             return False
         self.reads.bytes += block.length
         return True

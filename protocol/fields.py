@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from knot.strict_json import is_int, kind
+from knot.errors import HeaderError
+from knot.strict_json import is_int, kind, parse_object
 
 T = TypeVar("T")
 MAX_TEXT = 256
@@ -14,6 +15,14 @@ MAX_TEXT = 256
 
 class BadField(ValueError):
     """A field that is missing, unknown, or not what was expected; the sentence names it."""
+
+
+def json_fields(data: bytes, what: str) -> Fields:
+    """The fields of the JSON object in `data`. Raises `BadField` for anything else."""
+    try:
+        return Fields(parse_object(data, what), what)
+    except HeaderError as error:
+        raise BadField(str(error)) from None
 
 
 class Fields:

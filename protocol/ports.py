@@ -21,15 +21,19 @@ class BlobInfo:
     etag: str
 
 
-class BlobMissing(Exception):
+class BlobError(Exception):
+    """A blob could not be read."""
+
+
+class BlobMissing(BlobError):
     """No blob has that key."""
 
 
-class BlobChanged(Exception):
+class BlobChanged(BlobError):
     """The blob's content is no longer what the etag in the read's condition names."""
 
 
-class BlobFailed(Exception):
+class BlobFailed(BlobError):
     """The store could not answer just now; the same read may succeed later."""
 
 

@@ -236,7 +236,7 @@ async def fake_cluster(
             "SPECIALIZATION_END_LAYER": str(end),
         }
         settings = StationSettings.read({**common, **own}.get)
-        cache = LayerCache("pinned-prefix", IsolateBudget(8 * MIB))
+        cache = LayerCache("pinned-prefix", IsolateBudget(8 * MIB, time.monotonic))
         warden = LayerWardenApi(cache, lambda k: BucketKnot.open(blobs, k))
         warden_peer = FakePeer(warden.answer)
         source = NearSource(knot, warden_peer if wardens else None, (start, end), HEADERS, background)
@@ -257,7 +257,7 @@ async def fake_cluster(
             found = await BucketKnot.open(blobs, k)
             return found.id, RowReader(found, engine, Desk(engine.arena_at, MIB, asyncio.Lock()))
 
-        row_warden = CobordismWardenApi(IsolateBudget(8 * MIB), open_rows)
+        row_warden = CobordismWardenApi(IsolateBudget(8 * MIB, time.monotonic), open_rows)
         row_peer = FakePeer(row_warden.answer)
         shard = await Shard.boot(settings_of_shard, knot, ShardEngine(host(settings_of_shard.engine_bytes)))
         rows = EmbeddingRows(

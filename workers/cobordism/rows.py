@@ -61,7 +61,7 @@ class EmbeddingRows:
         self.counts = RowCounts()
 
     async def fetch(self, tokens: Sequence[int]) -> dict[int, bytes]:
-        """Rows by id, each f32 [hidden_size]. Raises `RowsUnavailable`, `BlobMissing`, `BlobChanged`."""
+        """Rows by id, each f32 [hidden_size]. Raises `RowsUnavailable` and `BlobError`."""
         found: dict[int, bytes] = {}
         missing = sorted(set(tokens))
         if self._warden is not None and missing:

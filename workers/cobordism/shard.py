@@ -22,7 +22,7 @@ from knot.bucket import BucketKnot
 from knot.quants import ggml_id
 from protocol.calls import Inflow, ShortBody
 from protocol.frames import Part, Tensor
-from protocol.ports import BlobChanged, BlobMissing, PeerLost
+from protocol.ports import BlobChanged, BlobError, PeerLost
 from protocol.steps import Choice, LogitsStep, Refusal, RefusalKind
 from slice_settings import ShardSettings
 
@@ -138,7 +138,7 @@ class Shard:
         try:
             kept = [self._keep(work.step) for work in batch]
             await self._multiply([work.normed for work in batch], kept)
-        except (BadWeights, ShortBody, BlobMissing, BlobChanged, PeerLost) as error:
+        except (BadWeights, ShortBody, BlobError, PeerLost) as error:
             # Another upload lies under the key: the next request boots anew.
             self.stale = isinstance(error, BlobChanged)
             return self._failed(batch, Refusal(RefusalKind.BAD_WEIGHTS, str(error)))

@@ -9,13 +9,11 @@ from typing import Any, Final
 
 from engine.host import ABI_VERSION
 from engine.rows import RowsUnavailable
-from knot.errors import HeaderError
-from knot.strict_json import parse_object
 from protocol.batching import BatchLoop
 from protocol.calls import Call, Reply, json_reply
-from protocol.fields import BadField, Fields
+from protocol.fields import BadField, Fields, json_fields
 from protocol.frames import BadFrame, Kind, Part, Tensor
-from protocol.ports import Background, BlobChanged, BlobMissing, Clock
+from protocol.ports import Background, BlobChanged, BlobError, Clock
 from protocol.serving import answer_frame, answer_step, bad_frame, curl_answer, f32_row, is_frame, not_found
 from protocol.steps import (
     Choice,
@@ -71,8 +69,8 @@ class ShardApi:
         if is_frame(call):
             return await answer_frame(call, kind, run)
         try:
-            part: Part = from_curl(Fields(parse_object(call.body, "the request"), "the request"))
-        except (BadField, BadFrame, HeaderError) as error:
+            part: Part = from_curl(json_fields(call.body, "the request"))
+        except (BadField, BadFrame) as error:
             return bad_frame(error)
         return curl_answer(await answer_step(part, run))
 
@@ -95,7 +93,7 @@ class ShardApi:
         owned = [(position, token) for position, token in enumerate(tokens) if start <= token < end]
         try:
             rows = await self._rows.fetch([token for _, token in owned])
-        except (RowsUnavailable, BlobMissing, BlobChanged) as error:
+        except (RowsUnavailable, BlobError) as error:
             shard.stale = isinstance(error, BlobChanged)
             raise Refusal(RefusalKind.BAD_WEIGHTS, str(error)) from error
         positions = struct.pack(f"<{len(owned)}i", *(position for position, _ in owned))

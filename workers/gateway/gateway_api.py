@@ -12,12 +12,10 @@ from typing import Any, Final
 
 from completions import CompletionRequest, error_body, event, usage
 from generation import Generation, Limits, Route
-from knot.errors import HeaderError
 from knot.header import KnotHeader
-from knot.strict_json import parse_object
 from knot.tokenizer import Tokenizer
 from protocol.calls import Call, Reply, json_reply
-from protocol.fields import BadField, Fields
+from protocol.fields import BadField, json_fields
 from protocol.ports import Background, Clock
 from protocol.serving import not_found
 from protocol.steps import Refusal, RefusalKind
@@ -101,10 +99,10 @@ class GatewayApi:
 
     async def _completions(self, call: Call) -> Reply:
         try:
-            fields = Fields(parse_object(call.body, "the request"), "the request")
+            fields = json_fields(call.body, "the request")
             request = CompletionRequest.from_fields(fields)
             ids = self._ids(request)
-        except (BadField, HeaderError) as error:
+        except BadField as error:
             return json_reply(error_body(str(error), "invalid_request_error"), 400)
         seed = secrets.randbits(63) if request.seed is None else request.seed
         request = replace(request, sampler=replace(request.sampler, seed=seed))

@@ -43,7 +43,7 @@ class NearSource:
         self.counts = NearCounts()
 
     async def open(self, blocks: Sequence[Block]) -> Inflow:
-        """Consecutive blocks as one body. Raises `BlobMissing`, `BlobChanged`."""
+        """Consecutive blocks as one body. Raises `BlobError`."""
         length = sum(block.length for block in blocks)
         if self._warden is not None:
             inflow = await self._ask_warden(self._warden, blocks, length)

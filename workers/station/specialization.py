@@ -94,4 +94,3 @@ class StationSettings:
                 f"{num_layers} are those of "
                 f"{role_of(self.start_layer, self.end_layer, num_layers)!r}"
             )
-

@@ -22,7 +22,7 @@ from knot.header import PHASES, TensorInfo
 from knot.quants import ggml_id
 from protocol.calls import ShortBody
 from protocol.frames import Part, Tensor
-from protocol.ports import BlobChanged, BlobMissing, Clock, PeerLost
+from protocol.ports import BlobChanged, BlobError, Clock, PeerLost
 from protocol.steps import ForwardStep, Phase, Refusal, RefusalKind, Rows
 from sessions import Admitted, Sessions
 from specialization import StationSettings
@@ -178,7 +178,7 @@ class Station:
             broken = isinstance(error, NonFinite)
             kind = RefusalKind.NON_FINITE if broken else RefusalKind.OVER_BUDGET
             return self._refuse(admitted, Refusal(kind, str(error), None if broken else 1000))
-        except (BadWeights, ShortBody, BlobMissing, BlobChanged, PeerLost) as error:
+        except (BadWeights, ShortBody, BlobError, PeerLost) as error:
             # Another upload lies under the key: the next request boots anew.
             self.stale = isinstance(error, BlobChanged)
             return self._refuse(admitted, Refusal(RefusalKind.BAD_WEIGHTS, str(error)))

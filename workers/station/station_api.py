@@ -7,12 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.host import ABI_VERSION
-from knot.errors import HeaderError
-from knot.strict_json import parse_object
 from near import NearSource
 from protocol.batching import BatchLoop
 from protocol.calls import Call, Reply, json_reply
-from protocol.fields import BadField, Fields
+from protocol.fields import BadField, json_fields
 from protocol.frames import BadFrame, Kind, Part, Tensor
 from protocol.ports import Background, Clock
 from protocol.serving import answer_frame, answer_step, bad_frame, curl_answer, f32_row, is_frame, not_found
@@ -55,7 +53,7 @@ class StationApi:
             return await answer_frame(call, Kind.FORWARD, self._run)
         try:
             part = self._curl_step(call.body)
-        except (BadField, BadFrame, HeaderError) as error:
+        except (BadField, BadFrame) as error:
             return bad_frame(error)
         return curl_answer(await answer_step(part, self._run))
 
@@ -78,7 +76,7 @@ class StationApi:
 
     def _curl_step(self, body: bytes) -> Part:
         """A step from JSON such as {"hidden": [[...]], "session": "a", "position": 0}."""
-        fields = Fields(parse_object(body, "the request"), "the request")
+        fields = json_fields(body, "the request")
         size = self.station.knot.header.config.hidden_size
         rows = fields.array("hidden", self.station.max_rows)
         session = fields.text("session", CURL_SESSION)
