@@ -153,6 +153,13 @@ class Cluster:
         except WorkerFailed as error:
             raise PeerLost(f"{error}\n{error.trace}") from error
 
+    async def send(self, worker: str, request: Request, entrypoint: str = "Default") -> Response:
+        """Asks a Worker by a request of its own kind, for whoever stands between it and a network.
+
+        Raises `WorkerLost` and `WorkerFailed`. The answer's body is to be read or cancelled.
+        """
+        return await ServiceTarget(self, worker, entrypoint).fetch(request)
+
     async def fetch_object(self, worker: str, class_name: str, name: str, call: Call) -> Reply:
         """Asks an object of a Worker from outside, as `fetch` does a Worker."""
         target = ObjectTarget(self, worker, class_name, self.namespace(worker, class_name).idFromName(name))

@@ -201,9 +201,7 @@ def untrack_tasks(loop: asyncio.AbstractEventLoop) -> None:
         loop.set_task_factory(None)
 
 
-def _task_of_event(
-    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
-) -> asyncio.Task[Any]:
+def _task_of_event(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
     variables: contextvars.Context | None = options.get("context")
     event = _current.get() if variables is None else variables.get(_current)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from emulator.sdk.messages import Request, Response
 from emulator.values import crossed
@@ -38,7 +38,8 @@ async def result_of(door: Any, method: str, args: list[Any], event: IoContext) -
     """What a method returns, as it leaves the isolate."""
     event.isolate.cluster.count_request(1)
     try:
-        found = None if method in RESERVED or method.startswith("_") else getattr(type(door), method, None)
+        hidden = method in RESERVED or method.startswith("_")
+        found: object = None if hidden else getattr(cast(Any, type(door)), method, None)
         if not callable(found):
             raise TypeError(f'The RPC receiver does not implement the method "{method}".')
         result = getattr(door, method)(*args)

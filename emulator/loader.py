@@ -21,7 +21,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import wraps
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -201,7 +201,7 @@ _guards = threading.RLock()
 
 
 @contextlib.contextmanager
-def _top_level(where: str) -> Iterator[None]:
+def _top_level(where: str) -> Generator[None, None, None]:
     """Makes calls that Workers refuse at top level fail while a bundle's module is run."""
     outermost = _loading.get() is None
     token = _loading.set(where)

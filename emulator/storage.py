@@ -148,7 +148,7 @@ class DurableObjectStorage:
             raise JsException("TypeError", "put() called with undefined value.")
         copy = crossed(value)
         is_bytes = isinstance(copy, memoryview)
-        data = bytes(copy) if is_bytes else dump(copy)
+        data = bytes(cast("memoryview[int]", copy)) if is_bytes else dump(copy)
         size, most = len(data) + len(key.encode()), self._owner.limits.object_value_bytes
         if size > most:
             raise LimitExceeded(

@@ -143,7 +143,7 @@ def load(data: bytes) -> Any:
 def _tagged(value: Any) -> Any:
     match value:
         case memoryview():
-            return {"bytes": base64.b64encode(value).decode("ascii")}
+            return {"bytes": base64.b64encode(cast("memoryview[int]", value)).decode("ascii")}
         case dict():
             return {"object": {key: _tagged(item) for key, item in cast(dict[str, Any], value).items()}}
         case list():
