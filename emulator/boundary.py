@@ -19,6 +19,7 @@ from protocol.calls import Call, Inflow, Reply, ShortBody
 from protocol.ports import (
     Background,
     BlobChanged,
+    BlobFailed,
     BlobInfo,
     BlobMissing,
     BlobSource,
@@ -254,7 +255,7 @@ class _Blobs:
         except JsException as error:
             if "(10039)" in error.message:
                 raise ShortBody(error.message) from error
-            raise PeerLost(f"R2: {error.message}") from error
+            raise BlobFailed(f"R2: {error.message}") from error
 
 
 class _KeyValues:

@@ -149,9 +149,9 @@ class Cluster:
         try:
             return await reply_of(await target.fetch(request_of(call)))
         except (WorkerLost, LimitExceeded, StreamBroken) as error:
-            raise PeerLost(f"{target.site}: {error}") from error
+            raise PeerLost(f"{target.site}: {error}") from None
         except WorkerFailed as error:
-            raise PeerLost(f"{error}\n{error.trace}") from error
+            raise PeerLost(f"{error}\n{error.trace}") from None
 
     async def send(self, worker: str, request: Request, entrypoint: str = "Default") -> Response:
         """Asks a Worker by a request of its own kind, for whoever stands between it and a network.

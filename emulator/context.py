@@ -24,10 +24,15 @@ _current: contextvars.ContextVar[IoContext | None] = contextvars.ContextVar("emu
 
 
 class Owner:
-    """Tasks and received bodies that end together: with a request, or with a Durable Object."""
+    """Tasks and received bodies that end together: with a request, or with a Durable Object.
+
+    `active` counts the events that are going on; `on_activity` is told when it changes.
+    """
 
     def __init__(self) -> None:
         self.lost: str | None = None
+        self.active = 0
+        self.on_activity: Callable[[], None] | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
         self.streams: weakref.WeakSet[ReadableStream] = weakref.WeakSet()
 
@@ -102,7 +107,9 @@ class IoContext:
     def hold(self) -> None:
         """Keeps the event from ending."""
         self._holds += 1
-        self.isolate.contexts.add(self)
+        if self._holds == 1:
+            self.isolate.contexts.add(self)
+            self._activity(1)
 
     def release(self) -> None:
         """Gives one `hold` back."""
@@ -113,6 +120,11 @@ class IoContext:
             # The answer is out; what is left are promises to `waitUntil`, which get some time and no more.
             seconds = self.isolate.limits.wait_until_seconds
             self._expiry = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def _activity(self, change: int) -> None:
+        self.owner.active += change
+        if self.owner.on_activity is not None:
+            self.owner.on_activity()
 
     def adopt(self, stream: ReadableStream) -> None:
         """Takes over a body from elsewhere: given up with its owner, if nobody reads it to its end."""
@@ -145,6 +157,7 @@ class IoContext:
             self._expiry.cancel()
         self.uncount(self._counted)
         self.isolate.contexts.discard(self)
+        self._activity(-1)
         if self._of_object:
             return
         here = _task_here()

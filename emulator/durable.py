@@ -175,6 +175,8 @@ class LiveObject:
         self.class_name = class_name
         self.id = id
         self.owner = Owner()
+        self.owner.on_activity = self._watch_idleness
+        self._idle: asyncio.TimerHandle | None = None
         self._before = before
         self._store: ClassStore = isolate.cluster.class_store(isolate.name, class_name)
         self._spending = Spending(isolate.limits)
@@ -237,8 +239,9 @@ class LiveObject:
             # Two instances of one object never run at the same time.
             await self._before.ended(self.isolate.limits.block_concurrency_seconds)
             self._before = None
-        self._store.remember(self.id.hex, self.id.name)
-        owner = StorageOwner(self.id.hex, self.isolate.limits, lambda: lost(self.owner.lost), self._schedule)
+        owner = StorageOwner(
+            self.id.hex, self.id.name, self.isolate.limits, lambda: lost(self.owner.lost), self._schedule
+        )
         state = DurableObjectState(self, DurableObjectStorage(self._store, owner))
         kind = self.isolate.entry_class(self.class_name)
         try:
@@ -279,10 +282,28 @@ class LiveObject:
         if self.isolate.objects.get(key) is self:
             del self.isolate.objects[key]
             self.isolate.cluster.is_ending(self.isolate.name, *key, self.owner)
+        self.forget_idleness()
         self.owner.lose(reason)
         for stream in list(self.owner.streams):
             self.isolate.give_up(stream)
-        self.isolate.contexts.discard(self.event)
+
+    def _watch_idleness(self) -> None:
+        self.forget_idleness()
+        if not self.owner.active and self.owner.lost is None:
+            seconds = self.isolate.limits.object_idle_seconds
+            self._idle = asyncio.get_running_loop().call_later(seconds, self._evict_idle)
+
+    def forget_idleness(self) -> None:
+        """Something happens, or the object is gone."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _evict_idle(self) -> None:
+        if self.owner.tasks:
+            self._watch_idleness()
+        else:
+            self.stop("the object was idle")
 
 
 class AlarmClock:
@@ -341,5 +362,5 @@ class AlarmClock:
             return
         if store.end_alarm(id.hex) and tried <= limits.alarm_retries:
             again = int((time.time() + limits.alarm_retry_seconds * 2**retry) * 1000)
-            store.set_alarm(id.hex, again)
+            store.set_alarm(id.hex, id.name, again)
             self.set(script, class_name, id, again, tried)

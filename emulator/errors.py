@@ -29,7 +29,9 @@ class WorkerFailed(Exception):
     """A Worker's code raised. `trace` is its traceback, which is all that crosses to a caller."""
 
     def __init__(self, where: str, error: BaseException) -> None:
-        super().__init__(f"{where} raised {type(error).__name__}: {error}")
+        # An error that crossed Workers carries tracebacks; what happened is in their last line.
+        lines = str(error).strip().splitlines() or [""]
+        super().__init__(f"{where} raised {type(error).__name__}: {lines[-1][:500]}")
         self.trace = "".join(traceback.format_exception(error))
         self.js = (error.name, error.message) if isinstance(error, JsException) else None
 

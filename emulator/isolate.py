@@ -174,7 +174,7 @@ class Isolate:
             raise error
         if isinstance(error, Exception):
             self.report(f"{event.label} failed", error)
-            raise WorkerFailed(f"Worker {self.name}", error) from error
+            raise WorkerFailed(f"Worker {self.name}", error) from None
         raise error
 
     def _drop(self, task: asyncio.Task[Any]) -> None:
@@ -216,6 +216,8 @@ class Isolate:
         if self.lost is not None:
             return
         self.lost = reason
+        for live in self.objects.values():
+            live.forget_idleness()
         for owner in self._owners():
             owner.lose(reason)
         for stream in [stream for owner in self._owners() for stream in owner.streams]:

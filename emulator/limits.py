@@ -33,6 +33,8 @@ class Limits:
     kv_ttl_seconds: int = 60
 
     object_value_bytes: int = 2 * MIB
+    # An object that nothing happens in is evicted; measured on workerd.
+    object_idle_seconds: float = 12.0
     block_concurrency_seconds: float = 30.0
     alarm_retries: int = 6
     alarm_retry_seconds: float = 2.0

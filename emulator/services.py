@@ -74,7 +74,7 @@ class Fetcher:
             sent = request.arrived()
             response = await self._faulty(context, lambda: self._target.fetch(sent))
         except FAILURES as error:
-            raise as_seen_by_fetch(error) from error
+            raise as_seen_by_fetch(error) from None
         if response.body is not None:
             context.adopt(response.body)
         return response.arrived(request.url)
@@ -87,7 +87,7 @@ class Fetcher:
             sent = [crossed(arg, most) for arg in args]
             return crossed_back(await self._faulty(context, lambda: self._target.call(method, sent)), context)
         except FAILURES as error:
-            raise as_seen_by_rpc(error) from error
+            raise as_seen_by_rpc(error) from None
 
     async def _faulty(self, context: IoContext, call: Callable[[], Awaitable[Any]]) -> Any:
         faults = self._cluster.faults

@@ -16,9 +16,8 @@ from emulator.limits import Limits
 from emulator.values import JsDict, crossed, dump, load, options_of
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS objects (id TEXT PRIMARY KEY, name TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS alarms (
-    id TEXT PRIMARY KEY, at_ms INTEGER NOT NULL, ringing INTEGER NOT NULL DEFAULT 0
+    id TEXT PRIMARY KEY, name TEXT, at_ms INTEGER NOT NULL, ringing INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS entries (
     id TEXT NOT NULL, key BLOB NOT NULL, is_bytes INTEGER NOT NULL, value BLOB NOT NULL, PRIMARY KEY (id, key)
@@ -67,17 +66,13 @@ class ClassStore:
         self.commit()
         self._database.close()
 
-    def remember(self, id: str, name: str | None) -> None:
-        """Notes that an object exists, and its name."""
-        self.write("INSERT OR IGNORE INTO objects VALUES (?, ?)", (id, name))
-
     def alarms(self) -> list[tuple[str, str | None, int]]:
         """Every alarm that is set: the object's id, its name, and when, in milliseconds."""
-        return self.read("SELECT id, name, at_ms FROM alarms LEFT JOIN objects USING (id)")
+        return self.read("SELECT id, name, at_ms FROM alarms")
 
-    def set_alarm(self, id: str, at_ms: int) -> None:
+    def set_alarm(self, id: str, name: str | None, at_ms: int) -> None:
         """Sets an object's alarm."""
-        self.write("INSERT OR REPLACE INTO alarms VALUES (?, ?, 0)", (id, at_ms))
+        self.write("INSERT OR REPLACE INTO alarms VALUES (?, ?, ?, 0)", (id, name, at_ms))
 
     def begin_alarm(self, id: str) -> None:
         """The alarm is ringing: objects see none, but it is not lost when the process ends."""
@@ -97,6 +92,7 @@ class StorageOwner:
     """Whose storage it is; `check` raises when the object is gone."""
 
     id: str
+    name: str | None
     limits: Limits
     check: Callable[[], None]
     schedule: Schedule
@@ -211,7 +207,7 @@ class DurableObjectStorage:
         if at_ms <= 0:
             raise JsException("TypeError", "setAlarm() cannot be called with an alarm time <= 0")
         at_ms = max(at_ms, int(time.time() * 1000))
-        self._store.set_alarm(self._id, at_ms)
+        self._store.set_alarm(self._id, self._owner.name, at_ms)
         self._owner.schedule(at_ms)
 
     async def deleteAlarm(self, *args: Any, **kwargs: Any) -> None:  # noqa: N802

@@ -30,8 +30,8 @@ def read_wrangler(
 ) -> WorkerConfig:
     """One environment of a wrangler file as a Worker; the top level when `env` is None.
 
-    `modules` is its bundle (see `emulator.bundle`), since wrangler knows only the file to begin with. Bindings
-    are not inherited by environments, as with wrangler. Raises `EmulatorError`, naming what is wrong.
+    `modules` is its bundle (see `emulator.bundle`), since wrangler knows only the file to begin with.
+    Bindings are not inherited by environments, as with wrangler. Raises `EmulatorError`.
     """
     try:
         with path.open("rb") as file:
