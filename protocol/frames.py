@@ -41,6 +41,7 @@ MAX_STEPS: Final = 1024
 MAX_TENSORS: Final = 16
 MAX_RANK: Final = 4
 MAX_NAME: Final = 64
+MAX_REASON: Final = 300  # characters of a reason that quotes what it was sent
 
 # Bytes and elements of a unit of each dtype.
 DTYPES: Final[Mapping[str, tuple[int, int]]] = {
@@ -117,7 +118,7 @@ def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
     """Bytes of a tensor; rows of a block type must consist of whole blocks. Raises `BadFrame`."""
     unit = DTYPES.get(dtype)
     if unit is None:
-        raise BadFrame(f"dtype {dtype!r} is not known; the known ones are {', '.join(DTYPES)}")
+        raise BadFrame(f"dtype {dtype[:MAX_NAME]!r} is not known; the known ones are {', '.join(DTYPES)}")
     size, elements = unit
     count = math.prod(shape)
     if elements > 1 and (not shape or shape[-1] % elements):
@@ -138,18 +139,24 @@ def encode(kind: Kind, parts: Iterable[Part], answer: bool = False) -> bytes:
                 {"name": name, "dtype": tensor.dtype, "shape": tensor.shape, "offset": at, "length": length}
             )
             pieces.append(tensor.data)
-            padding = -length % ALIGNMENT
-            pieces.append(bytes(padding))
-            at += length + padding
+            pieces.append(bytes(-length % ALIGNMENT))
+            at += length + -length % ALIGNMENT
+        if "tensors" in part.envelope:
+            raise BadFrame("a step's envelope has the key 'tensors', which is where its tensors go")
         steps.append({**part.envelope, "tensors": table})
-    text = json.dumps({"steps": steps}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    header = text.encode()
+    try:
+        text = json.dumps({"steps": steps}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        header = text.encode()
+    except ValueError as error:  # NaN, half a character
+        raise BadFrame(f"a step's envelope is no JSON: {error}") from None
     if len(header) > MAX_HEADER or at > MAX_PAYLOAD or len(steps) > MAX_STEPS:
         raise BadFrame(
             f"the frame would have {len(steps)} steps, {len(header)} bytes of header and {at} of payload; "
             f"at most {MAX_STEPS}, {MAX_HEADER} and {MAX_PAYLOAD} are taken"
         )
-    body = b"".join((header, bytes(_padding(len(header))), *pieces))
+    padding = bytes(_padding(len(header)))
+    body = b"".join((header, padding, *pieces))
+    _parts(header, memoryview(body)[len(header) + len(padding) :])
     bits = kind | (ANSWER_BIT if answer else 0)
     return PREFIX.pack(MAGIC, VERSION, bits, 0, len(header), at, zlib.crc32(body)) + body
 
@@ -192,7 +199,7 @@ def _parts(header: bytes, payload: memoryview) -> tuple[Part, ...]:
     try:
         steps: object = parse_object(header, "the frame's header").get("steps")
     except HeaderError as error:
-        raise BadFrame(str(error)) from None
+        raise BadFrame(str(error)[:MAX_REASON]) from None
     if not isinstance(steps, list):
         raise BadFrame(f"the header's steps are {kind(steps)}, expected a list")
     listed = cast(list[object], steps)
@@ -227,7 +234,8 @@ def _tensor(entry: object, payload: memoryview, end: int) -> tuple[Tensor, int]:
         raise BadFrame(f"a tensor is {kind(entry)}, expected an object")
     fields = cast(dict[str, Any], entry)
     if set(fields) != {"name", "dtype", "shape", "offset", "length"}:
-        raise BadFrame(f"a tensor has the keys {sorted(fields)}, expected name, dtype, shape, offset, length")
+        keys = str(sorted(fields))[:MAX_REASON]
+        raise BadFrame(f"a tensor has the keys {keys}, expected name, dtype, shape, offset, length")
     name, dtype, offset, length = fields["name"], fields["dtype"], fields["offset"], fields["length"]
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
         raise BadFrame(f"a tensor's name is {kind(name)}, expected 1 to {MAX_NAME} characters")
@@ -236,16 +244,22 @@ def _tensor(entry: object, payload: memoryview, end: int) -> tuple[Tensor, int]:
     raw_shape: object = fields["shape"]
     shape = tuple(cast(list[Any], raw_shape)) if isinstance(raw_shape, list) else ()
     if not 1 <= len(shape) <= MAX_RANK or not all(is_int(n) and 0 <= n <= MAX_PAYLOAD for n in shape):
+        found = str(raw_shape)[:MAX_REASON]
         raise BadFrame(
-            f"the shape of tensor {name!r} is {raw_shape}, expected 1 to {MAX_RANK} sizes up to {MAX_PAYLOAD}"
+            f"the shape of tensor {name!r} is {found}, expected 1 to {MAX_RANK} sizes up to {MAX_PAYLOAD}"
         )
     if not is_int(offset) or offset != end + -end % ALIGNMENT:
-        raise BadFrame(f"tensor {name!r} begins at {offset}, expected {end + -end % ALIGNMENT}")
+        raise BadFrame(f"tensor {name!r} begins at {_said(offset)}, expected {end + -end % ALIGNMENT}")
     expected = tensor_bytes(dtype, shape)
     if not is_int(length) or length != expected:
         raise BadFrame(
-            f"tensor {name!r}: {dtype} of shape {list(shape)} is {expected} bytes, but {length} are stated"
+            f"tensor {name!r}: {dtype} of shape {list(shape)} is {expected} bytes, "
+            f"but {_said(length)} is stated"
         )
     if offset + length > len(payload):
         raise BadFrame(f"tensor {name!r} ends at {offset + length}, but the payload has {len(payload)} bytes")
     return Tensor(name, dtype, shape, payload[offset : offset + length]), offset + length
+
+
+def _said(value: object) -> str:
+    return str(value) if is_int(value) else kind(value)
