@@ -244,7 +244,7 @@ def _tensor(entry: object, payload: memoryview, end: int) -> tuple[Tensor, int]:
     raw_shape: object = fields["shape"]
     shape = tuple(cast(list[Any], raw_shape)) if isinstance(raw_shape, list) else ()
     if not 1 <= len(shape) <= MAX_RANK or not all(is_int(n) and 0 <= n <= MAX_PAYLOAD for n in shape):
-        found = str(raw_shape)[:MAX_REASON]
+        found = str(cast(object, raw_shape))[:MAX_REASON]
         raise BadFrame(
             f"the shape of tensor {name!r} is {found}, expected 1 to {MAX_RANK} sizes up to {MAX_PAYLOAD}"
         )
