@@ -6,15 +6,16 @@ Only bytes that are no frame are answered by an HTTP error; everything else is a
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from protocol.calls import FRAME, Call, Reply, json_reply
 from protocol.fields import BadField
 from protocol.frames import BadFrame, Kind, Part, decode, encode
-from protocol.steps import Refusal, RefusalKind
+from protocol.steps import MAX_ID, Refusal, RefusalKind
 
 # What people with curl see; the cluster's own parts read the kind.
 HTTP_STATUS: Final = {
@@ -43,12 +44,20 @@ async def answer_frame(call: Call, kind: Kind, run: Run) -> Reply:
     except BadFrame as error:
         return bad_frame(error)
     parts = await asyncio.gather(*(answer_step(part, run) for part in frame.parts))
-    return Reply(200, encode(kind, parts, answer=True), {"content-type": FRAME})
+    try:
+        return Reply(200, encode(kind, parts, answer=True), {"content-type": FRAME})
+    except BadFrame as error:
+        return bad_frame(BadFrame(f"the answer does not fit a frame, ask for less at a time: {error}"))
 
 
 async def answer_step(part: Part, run: Run) -> Part:
     """One step's answer, with its session and step id; a refusal is an answer too."""
-    names = {key: part.envelope.get(key) for key in ("session", "step")}
+    # Only what can be a name is repeated: a step may have anything in these places.
+    names = {
+        key: name
+        for key in ("session", "step")
+        if isinstance(name := part.envelope.get(key), str) and len(name) <= MAX_ID
+    }
     try:
         answer = await run(part)
     except Refusal as refusal:
@@ -86,7 +95,9 @@ def curl_answer(part: Part) -> Reply:
     """A step's answer in JSON: tensors as lists of rows."""
     answer = dict(part.envelope)
     for name, tensor in part.tensors.items():
-        numbers: Sequence[float] = array("f" if tensor.dtype == "f32" else "i", bytes(tensor.data)).tolist()
+        found = array("f" if tensor.dtype == "f32" else "i", bytes(tensor.data))
+        # JSON has no infinities: null is the logit of an id that is banned.
+        numbers = [number if math.isfinite(number) else None for number in found]
         width = tensor.shape[-1]
         rows = [numbers[at : at + width] for at in range(0, len(numbers), width or 1)]
         answer[name] = rows if len(tensor.shape) > 1 else numbers
