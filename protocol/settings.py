@@ -40,23 +40,26 @@ class Settings:
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
         """A whole number from `low` to `high`."""
         value = self.text(name, None if default is None else str(default))
-        if not (value.isascii() and value.removeprefix("-").isdigit()) or not low <= int(value) <= high:
-            raise SettingsError(f"{name} is {value!r}, expected a whole number from {low} to {high}")
-        return int(value)
+        number = _whole(value.removeprefix("-"))
+        if number is not None and value.startswith("-"):
+            number = -number
+        if number is None or not low <= number <= high:
+            raise SettingsError(f"{name} is {value[:40]!r}, expected a whole number from {low} to {high}")
+        return number
 
     def ranges(self, name: str) -> tuple[tuple[int, int], ...]:
         """Ranges such as `0-14,14-28`: they begin at 0, meet end to end, and none is empty."""
         value = self.text(name)
         ranges: list[tuple[int, int]] = []
         for piece in value.split(","):
-            start, dash, end = piece.strip().partition("-")
+            start, end = (_whole(edge) for edge in (*piece.strip().split("-", 1), "")[:2])
             last = ranges[-1][1] if ranges else 0
-            if not (dash and start.isdigit() and end.isdigit() and int(start) == last < int(end)):
+            if start != last or end is None or end <= last:
                 raise SettingsError(
-                    f"{name} is {value!r}: at {piece.strip()!r} a range that begins at {last} was expected, "
-                    f"such as {last}-{last + 14}"
+                    f"{name} is {value[:400]!r}: at {piece.strip()[:40]!r} a range that begins at {last} was "
+                    f"expected, such as {last}-{last + 14}"
                 )
-            ranges.append((int(start), int(end)))
+            ranges.append((last, end))
         return tuple(ranges)
 
     def secret(self, name: str = "CLUSTER_SECRET") -> str:
@@ -68,3 +71,8 @@ class Settings:
                 f"openly; set it with `wrangler secret put {name}`"
             )
         return value
+
+
+def _whole(digits: str) -> int | None:
+    """A number of at most 18 plain digits; None for anything else."""
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
