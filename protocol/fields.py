@@ -93,17 +93,20 @@ class Fields:
         return Fields(cast(dict[str, Any], value), f"{self._what}.{name}")
 
     def raw(self, name: str, default: Any = None) -> Any:
-        """Whatever the field is; `default` when it is missing."""
-        return self._left.pop(name, default)
+        """Whatever the field is; `default` when it is missing or null."""
+        value = self._left.pop(name, None)
+        return default if value is None else value
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and is not null."""
-        return self._left.get(name) is not None
+        """Whether the field is there and is not null; one that is null counts as left out from now on."""
+        if self._left.get(name) is None:
+            self._left.pop(name, None)
+        return name in self._left
 
     def end(self) -> None:
         """Raises `BadField` when a field was not taken: nobody would have honoured it."""
         if self._left:
-            raise BadField(f"{self._what} has the unknown field {min(self._left)!r}; leave it out")
+            raise BadField(f"{self._what} has the unknown field {min(self._left)[:MAX_TEXT]!r}; leave it out")
 
     def _take(self, name: str, default: Any) -> Any:
         value = self._left.pop(name, None)
