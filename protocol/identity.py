@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from protocol.fields import BadField, Fields
 
 MOST = 1 << 24
+LONGEST = 1024 + 65  # a key of R2, and "@" and a fingerprint after it
 
 
 class WrongIdentity(Exception):
@@ -43,31 +44,35 @@ class Identity:
         """Whom a caller means; None when it does not say. Raises `BadField` when it says it by halves."""
         if "x-knot-id" not in headers:
             return None
-        try:
-            return cls(
-                what,
-                headers["x-knot-id"],
-                headers["x-knot-key"],
-                int(headers[f"x-{what}-start"]),
-                int(headers[f"x-{what}-end"]),
-            )
-        except (KeyError, ValueError) as error:
-            raise BadField(
-                f"X-Knot-Id, X-Knot-Key, X-{what}-start and X-{what}-end come together; wrong is {error}"
-            ) from None
+        names = ("x-knot-id", "x-knot-key", f"x-{what}-start", f"x-{what}-end")
+        for name in names:
+            value = headers.get(name, "")
+            number = value.isascii() and value.isdigit() and len(value) <= 8
+            if not value or (name in names[2:] and not number):
+                raise BadField(f"the headers {', '.join(names)} come together; {name} is {value[:40]!r}")
+        knot_id, knot_key, start, end = (headers[name] for name in names)
+        return cls._checked(what, knot_id, knot_key, int(start), int(end))
 
     @classmethod
     def from_fields(cls, what: str, fields: Fields) -> Identity:
         """The identity in the JSON of POST /configure. Raises `BadField`."""
-        identity = cls(
+        identity = cls._checked(
             what,
-            fields.text("knot_id"),
-            fields.text("knot_key"),
+            fields.text("knot_id", longest=LONGEST),
+            fields.text("knot_key", longest=LONGEST),
             fields.integer(f"{what}_start", 0, MOST),
             fields.integer(f"{what}_end", 1, MOST),
         )
         fields.end()
         return identity
+
+    @classmethod
+    def _checked(cls, what: str, knot_id: str, knot_key: str, start: int, end: int) -> Identity:
+        if not 0 <= start < end <= MOST or max(len(knot_id), len(knot_key)) > LONGEST:
+            raise BadField(
+                f"[{start}, {end}) of {knot_key[:40]!r} is no warden's: the range is empty or too large"
+            )
+        return cls(what, knot_id, knot_key, start, end)
 
     def check_is(self, asked: Identity) -> None:
         """Raises `WrongIdentity` unless this warden is the one that is asked for."""
