@@ -79,7 +79,9 @@ class JoinedInflow:
                 raise ShortBody(f"{length} bytes were asked for, none is left")
             if self._open is not None:
                 await self._open.cancel()
-            self._left, open_piece = self._pieces.pop(0)
+                self._open = None
+            length_of_piece, open_piece = self._pieces.pop(0)
             self._open = await open_piece()
+            self._left = length_of_piece
         assert self._open is not None
         return self._open, min(length, self._left)
