@@ -1,7 +1,8 @@
 """Steps of many sessions meet here, and go through the layers together: one pass over the weights for all.
 
 Requests may only wait for each other inside a Durable Object, so that is where this runs. Decode steps go
-first and prefill fills what is left of a batch, so that a long prompt never holds up those who are writing.
+first and prefill fills what is left of a batch, so that a long prompt never holds up those who are writing;
+nor do they hold it up for ever, since what was passed over a few times goes first.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from protocol.ports import Background
 from protocol.steps import Refusal, RefusalKind
@@ -38,10 +39,21 @@ W = TypeVar("W", bound=Work)
 A = TypeVar("A")
 
 
+# How often work may be passed over before it goes first: a piece of a prompt as wide as a whole batch would
+# never fit beside the steps of those who are writing.
+PATIENCE: Final = 4
+
+
 @dataclass(eq=False)
 class _Queued(Generic[W, A]):
     work: W
     answer: asyncio.Future[A] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    passed_over: int = 0
+
+    @property
+    def turn(self) -> int:
+        """What goes first: work that has waited long enough, then the urgent."""
+        return 0 if self.passed_over >= PATIENCE else 1 if self.work.urgent else 2
 
 
 @dataclass(slots=True)
@@ -93,10 +105,10 @@ class BatchLoop(Generic[W, A]):
         queued: _Queued[W, A] = _Queued(work)
         self._queue.append(queued)
         self.load.queue_peak = max(self.load.queue_peak, len(self._queue))
-        if not self._looping:
-            self._looping = True
-            self._background(self._loop())
         try:
+            if not self._looping:
+                self._background(self._loop())
+                self._looping = True
             return await queued.answer
         finally:
             if queued in self._queue:
@@ -111,41 +123,43 @@ class BatchLoop(Generic[W, A]):
                 await asyncio.sleep(0)
         finally:
             self._looping = False
-            for queued in self._queue:
-                queued.answer.cancel()
+            left, self._queue = self._queue, []
+            for queued in left:
+                _fail(queued, _stopped())
 
     def _take(self) -> list[_Queued[W, A]]:
+        """The next batch: of every session at most the piece that came first, as far as there is room."""
+        first: dict[str, _Queued[W, A]] = {}
+        for queued in self._queue:
+            if not queued.answer.done():  # a caller that has just left takes its work along
+                first.setdefault(queued.work.session, queued)
         taken: list[_Queued[W, A]] = []
-        sessions: set[str] = set()
         room = self._max_rows
-        for queued in sorted(self._queue, key=lambda queued: not queued.work.urgent):
-            if queued.work.rows <= room and queued.work.session not in sessions:
+        for queued in sorted(first.values(), key=lambda queued: queued.turn):
+            if queued.work.rows <= room:
                 taken.append(queued)
-                sessions.add(queued.work.session)
                 room -= queued.work.rows
-        for queued in taken:
-            self._queue.remove(queued)
+            else:
+                queued.passed_over += 1
+        self._queue = [queued for queued in self._queue if queued not in taken]
         return taken
 
     async def _serve(self, batch: list[_Queued[W, A]]) -> None:
         self._count(batch)
         try:
             answers = await self._run([queued.work for queued in batch])
+            if len(answers) != len(batch):
+                raise RuntimeError(f"{len(batch)} pieces of work got {len(answers)} answers")
         except BaseException as error:
             for queued in batch:
-                if not queued.answer.done():
-                    queued.answer.set_exception(_for_caller(error))
-                    queued.answer.exception()  # a caller that has left will not ask
+                _fail(queued, error if isinstance(error, Exception) else _stopped())
             if not isinstance(error, Exception):
                 raise
             return
         for queued, answer in zip(batch, answers, strict=True):
-            if queued.answer.done():
-                continue
             if isinstance(answer, Exception):
-                queued.answer.set_exception(answer)
-                queued.answer.exception()
-            else:
+                _fail(queued, answer)
+            elif not queued.answer.done():
                 queued.answer.set_result(answer)
 
     def _count(self, batch: list[_Queued[W, A]]) -> None:
@@ -158,7 +172,11 @@ class BatchLoop(Generic[W, A]):
         load.sessions_peak = max(load.sessions_peak, len(batch))
 
 
-def _for_caller(error: BaseException) -> Exception:
-    if isinstance(error, Exception):
-        return error
-    return Refusal(RefusalKind.LOST, "the station stopped while the step was running; replay from token zero")
+def _fail(queued: _Queued[Any, Any], error: Exception) -> None:
+    if not queued.answer.done():
+        queued.answer.set_exception(error)
+        queued.answer.exception()  # a caller that has left will not ask
+
+
+def _stopped() -> Refusal:
+    return Refusal(RefusalKind.LOST, "the part stopped before the step was done; send it again, or replay")

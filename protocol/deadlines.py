@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from protocol.ports import Background
@@ -33,6 +33,18 @@ async def within(seconds: float, coroutine: Coroutine[Any, Any, T], what: str, b
     task.cancel()
     background(_drain(task))
     raise DeadlineExceeded(f"{what} did not answer within {seconds:g} s")
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The coroutines' results, in order. When one fails the others are cancelled and waited for first."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 async def _drain(task: asyncio.Future[Any]) -> None:
