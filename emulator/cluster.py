@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -113,8 +114,9 @@ class Cluster:
         track_tasks(asyncio.get_running_loop())
         self.running = True
         for script, class_name in sorted(self._object_classes()):
-            for id, name, at_ms in self.class_store(script, class_name).alarms():
-                self.alarms.set(script, class_name, ObjectId(id, name), at_ms)
+            if self._class_path(script, class_name).exists():
+                for id, name, at_ms in self.class_store(script, class_name).alarms():
+                    self.alarms.set(script, class_name, ObjectId(id, name), at_ms)
 
     async def stop(self) -> None:
         """Lets `waitUntil` work finish for a bounded time, cancels the rest, and closes the stores."""
@@ -223,16 +225,19 @@ class Cluster:
         """A KV namespace of the cluster."""
         if name not in self._namespaces:
             path = self.data_folder / "kv" / f"{_file_name(name)}.sqlite"
-            self._namespaces[name] = KVStore(path, self.limits, keep_previous=self.faults is not None)
+            self._namespaces[name] = KVStore(path, keep_previous=self.faults is not None)
         return self._namespaces[name]
 
     def class_store(self, script: str, class_name: str) -> ClassStore:
         """The storage of a class of objects."""
         key = (script, class_name)
         if key not in self._classes:
-            name = f"{_file_name(script)}.{_file_name(class_name)}.sqlite"
-            self._classes[key] = ClassStore(self.data_folder / "objects" / name)
+            self._classes[key] = ClassStore(self._class_path(script, class_name))
         return self._classes[key]
+
+    def _class_path(self, script: str, class_name: str) -> Path:
+        name = f"{_file_name(script)}.{_file_name(class_name)}.sqlite"
+        return self.data_folder / "objects" / name
 
     async def isolate(self, worker: str) -> Isolate:
         """A Worker's isolate, made if it is not running. Raises `WorkerLost`."""
@@ -322,9 +327,9 @@ class Cluster:
         env: dict[str, Any] = dict(config.vars)
         site = config.name
         for name, bucket in config.r2.items():
-            env[name] = R2Bucket(self.bucket(bucket), self.faults, f"{site}>{bucket}")
+            env[name] = R2Bucket(partial(self.bucket, bucket), self.faults, f"{site}>{bucket}")
         for name, namespace in config.kv.items():
-            env[name] = KVNamespace(self.key_values(namespace), self.faults, f"{site}>{namespace}")
+            env[name] = KVNamespace(partial(self.key_values, namespace), self.faults, f"{site}>{namespace}")
         for name in config.services:
             service = config.service(name)
             env[name] = Fetcher(self, ServiceTarget(self, service.worker, service.entrypoint))

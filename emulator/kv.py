@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -43,8 +44,7 @@ class Value:
 class KVStore:
     """One namespace, in one SQLite file."""
 
-    def __init__(self, path: Path, limits: Limits, keep_previous: bool = False) -> None:
-        self.limits = limits
+    def __init__(self, path: Path, keep_previous: bool = False) -> None:
         self._database = connect(path, _SCHEMA)
         # What a stale read sees; there are stale reads only where faults are injected.
         self._previous: OrderedDict[str, Value | None] | None = OrderedDict() if keep_previous else None
@@ -99,11 +99,18 @@ class KVStore:
 class KVNamespace:
     """A namespace as a binding. `site` is its name for faults."""
 
-    def __init__(self, store: KVStore, faults: Faults | None, site: str) -> None:
-        self._store = store
-        self._limits = store.limits
+    def __init__(self, store: Callable[[], KVStore], faults: Faults | None, site: str) -> None:
+        self._open = store
         self._faults = faults
         self._site = site
+
+    @property
+    def _store(self) -> KVStore:
+        return self._open()
+
+    @property
+    def _limits(self) -> Limits:
+        return current().isolate.limits
 
     async def get(self, key: str | list[str], *args: Any, **kwargs: Any) -> Any:
         """A value as `text`, `json`, `arrayBuffer` or `stream`, or None; a dictionary for a list of keys."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -89,15 +89,15 @@ class R2ObjectBody(R2Object):
 class R2Bucket:
     """A bucket as a binding. `site` is its name for faults."""
 
-    def __init__(self, store: R2Store, faults: Faults | None, site: str) -> None:
-        self._store = store
+    def __init__(self, store: Callable[[], R2Store], faults: Faults | None, site: str) -> None:
+        self._open = store
         self._faults = faults
         self._site = site
 
     async def head(self, key: str) -> R2Object | None:
         """An object's metadata, or None."""
         async with await self._operation("head"):
-            entry = self._store.entry(key)
+            entry = self.store.entry(key)
             return None if entry is None else R2Object(entry)
 
     async def get(self, key: str, *args: Any, **kwargs: Any) -> R2Object | R2ObjectBody | None:
@@ -105,13 +105,13 @@ class R2Bucket:
         options = options_of(args, kwargs, "get")
         _known(options, ("range", "onlyIf"), "get")
         async with await self._operation("get"):
-            entry = self._store.entry(key)
+            entry = self.store.entry(key)
             if entry is None:
                 return None
             if not holds(options.get("onlyIf"), entry):
                 return R2Object(entry)
             offset, length = span(options.get("range"), entry.size)
-            source = self._store.open(entry, offset, length)
+            source = self.store.open(entry, offset, length)
         event = current()
         stream = ReadableStream(self._torn(source, length), length)
         event.adopt(stream)
@@ -140,24 +140,24 @@ class R2Bucket:
             condition = options.get("onlyIf")
 
             def allowed() -> bool:
-                return condition is None or holds(condition, self._store.entry(key))
+                return condition is None or holds(condition, self.store.entry(key))
 
             if not allowed():
                 return None
-            entry = await self._store.put(key, _stream(value), options, allowed)
+            entry = await self.store.put(key, _stream(value), options, allowed)
             return None if entry is None else R2Object(entry)
 
     async def delete(self, keys: str | list[str]) -> None:
         """Deletes objects; missing ones are no error."""
         async with await self._operation("delete"):
-            self._store.delete([keys] if isinstance(keys, str) else keys)
+            self.store.delete([keys] if isinstance(keys, str) else keys)
 
     async def list(self, *args: Any, **kwargs: Any) -> JsDict:
         """Objects by key: `prefix`, `delimiter`, `cursor`, `startAfter`, `limit`, `include`."""
         options = options_of(args, kwargs, "list")
         _known(options, ("prefix", "delimiter", "cursor", "startAfter", "limit", "include"), "list")
         async with await self._operation("list"):
-            page = self._store.list(options)
+            page = self.store.list(options)
         found = JsDict(
             objects=[R2Object(entry) for entry in page.entries],
             truncated=page.cursor is not None,
@@ -172,7 +172,7 @@ class R2Bucket:
         options = options_of(args, kwargs, "createMultipartUpload")
         _known(options, ("httpMetadata", "customMetadata", "storageClass"), "createMultipartUpload")
         async with await self._operation("createMultipartUpload"):
-            return R2MultipartUpload(self, self._store.begin_upload(key, options))
+            return R2MultipartUpload(self, self.store.begin_upload(key, options))
 
     def resumeMultipartUpload(self, key: str, id: str) -> R2MultipartUpload:  # noqa: N802
         """An upload that was begun elsewhere; whether it exists shows when it is used."""
@@ -195,11 +195,10 @@ class R2Bucket:
             return source
         return TornSource(source, faults.cut(self._site, length))
 
-    # What uploads need.
     @property
     def store(self) -> R2Store:
-        """What the bucket lies in."""
-        return self._store
+        """What the bucket lies in, opened when it is first used."""
+        return self._open()
 
     async def operation(self, what: str) -> _Operation:
         """One operation, for `async with`."""
