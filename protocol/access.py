@@ -17,7 +17,7 @@ def headers(secret: str) -> dict[str, str]:
 
 def refusal(secret: str, received: Mapping[str, str]) -> Reply | None:
     """The answer to a stranger; None for one who knows the secret. Compared in constant time."""
-    if hmac.compare_digest(received.get(HEADER, "").encode(), secret.encode()):
+    if hmac.compare_digest(received.get(HEADER, "").encode(errors="surrogatepass"), secret.encode()):
         return None
     return json_reply(
         {
