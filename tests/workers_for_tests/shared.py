@@ -1,0 +1,3 @@
+"""A module with a global of its own."""
+
+values = []
