@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -12,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 import xllamacpp
+from model_files import goldens, model_file
 from tokenizer_support import HOSTS, host
 
 from knot.gguf_guard import read_gguf
@@ -22,24 +21,11 @@ from scripts.fetch_vocab_vectors import fetch
 pytestmark = pytest.mark.models
 
 ROOT = Path(__file__).resolve().parent.parent
-GOLDENS = ROOT.parent / "shared" / "goldens"
-MODELS = {"smol": "smollm2-135m-instruct*.gguf", "q05": "qwen2.5-coder-0.5b-instruct*.gguf"}
 CHAT = (
     "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
 SEPARATOR = "\n__ggml_vocab_test__\n"
-
-
-def model(key: str) -> Path:
-    """A model's file in `models/` or `$KNOT_MODELS`."""
-    folders = [Path(os.environ["KNOT_MODELS"])] if "KNOT_MODELS" in os.environ else []
-    for folder in [*folders, ROOT / "models"]:
-        if folder.is_dir():
-            for path in sorted(folder.iterdir()):
-                if Path(path.name.lower()).match(MODELS[key]):
-                    return path
-    pytest.skip(f"{MODELS[key]} is neither in models/ nor in $KNOT_MODELS: bring it with `knot fetch {key}`")
 
 
 @cache
@@ -100,12 +86,10 @@ def test_a_split_character_of_a_real_vocabulary_is_held_back():
     [("smol", "smol", "{}"), ("q05", "q05", "{}"), ("q15", "q05", "{}"), ("q15_chat", "q05", CHAT)],
 )
 def test_the_goldens_prompts_give_the_goldens_ids(golden, key, template):
-    if not GOLDENS.is_dir():
-        pytest.skip(f"{GOLDENS} is absent")
-    subject = tokenizer(model(key))
-    lines = (GOLDENS / f"{golden}.jsonl").read_text().splitlines()
+    subject = tokenizer(model_file(key))
+    lines = goldens(golden)
     assert lines
-    for entry in map(json.loads, lines):
+    for entry in lines:
         prompt = template.format(entry["prompt"])
         assert subject.encode(prompt, allow_special=template != "{}") == entry["prompt_ids"]
         stream = subject.stream()
@@ -116,7 +100,7 @@ def test_the_goldens_prompts_give_the_goldens_ids(golden, key, template):
 
 @pytest.mark.parametrize("key", ["smol", "q05"])
 def test_ids_marked_unused_have_no_text_that_gives_them(key):
-    subject = tokenizer(model(key))
+    subject = tokenizer(model_file(key))
     for start, end in subject.info.unused:
         for token in (start, end - 1):
             text = subject.token_bytes(token).decode()
@@ -131,7 +115,7 @@ Tokenize = Callable[[str, bool], list[int]]
 def llama_cpp(request: pytest.FixtureRequest) -> Iterator[tuple[str, Tokenize]]:
     """A model's key and llama.cpp's own tokenizer of it."""
     parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(model(request.param))
+    parameters.model.path = str(model_file(request.param))
     parameters.n_ctx = 256
     parameters.warmup = False
     server = xllamacpp.Server(parameters)
@@ -146,7 +130,7 @@ def llama_cpp(request: pytest.FixtureRequest) -> Iterator[tuple[str, Tokenize]]:
 
 def test_llama_cpp_itself_gives_the_same_ids(llama_cpp):
     key, tokenize = llama_cpp
-    subject = tokenizer(model(key), normalize=False)
+    subject = tokenizer(model_file(key), normalize=False)
     chance = random.Random(11)
     pieces = [
         *"abcXYZ 019.,!'\"\n\r\t  \u3000\u00a0\u0301é日本한글🚀½٣",
