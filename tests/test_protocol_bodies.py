@@ -9,7 +9,7 @@ from core_support import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.bodies import BytesInflow, JoinedInflow
+from protocol.bodies import BytesInflow, JoinedInflow, Piece
 from protocol.calls import Inflow, ShortBody
 
 
@@ -35,9 +35,7 @@ class Counted(BytesInflow):
         await super().cancel()
 
 
-def piece(
-    inflow: Inflow, opened: list[Inflow], length: int | None = None
-) -> tuple[int, Callable[[], Awaitable[Inflow]]]:
+def piece(inflow: Inflow, opened: list[Inflow], length: int | None = None) -> Piece:
     async def open() -> Inflow:
         opened.append(inflow)
         return inflow
