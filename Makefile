@@ -10,6 +10,7 @@ demo: setup
 
 ## from nothing: every test
 test: setup
+	@for model in smol q05 q15; do .venv/bin/knot fetch $$model || exit 1; done
 	cargo test --quiet
 	.venv/bin/python -m pytest
 
