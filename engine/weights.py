@@ -119,13 +119,16 @@ class Weights:
                     transit.remove(block)
                     self._seen(unit, block, -block.length)
         finally:
-            await inflow.cancel()
-            arriving.cancel()
-            await asyncio.wait([arriving])
-            if not arriving.cancelled():
-                arriving.exception()
-            for block in transit:
-                self._seen(unit, block, -block.length)
+            # Whatever ends the pass, it is over only when nobody writes into the arena any more.
+            try:
+                await inflow.cancel()
+            finally:
+                arriving.cancel()
+                try:
+                    await _ended(arriving)
+                finally:
+                    for block in transit:
+                        self._seen(unit, block, -block.length)
 
     async def each(self, unit: int, use: Callable[[Placed], Awaitable[None]]) -> None:
         """Calls `use` with every block of a unit in order."""
@@ -186,3 +189,17 @@ class Weights:
         first = (block.start // tensor.group_rows + group) * tensor.group_rows
         last = min(first + tensor.group_rows, tensor.rows)
         return f"knot {self._name}, tensor {tensor.name}, rows [{first}, {last})"
+
+
+async def _ended(task: asyncio.Future[bool]) -> None:
+    """Waits for a cancelled task to end, however often the one who waits is cancelled meanwhile."""
+    again: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            again = error
+    if not task.cancelled():
+        task.exception()
+    if again is not None:
+        raise again
