@@ -47,6 +47,11 @@ class JoinedInflow:
         self._left = 0
         self.length = sum(length for length, _ in pieces)
 
+    def take(self) -> list[Piece]:
+        """The pieces of a body that nobody has read from, for somebody else to read."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
     async def pour(self, host: Any, offset: int, length: int) -> None:
         """Moves the next bytes into an engine's region, from as many pieces as they lie in."""
         while length:

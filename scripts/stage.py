@@ -1,0 +1,146 @@
+"""Lays out the bundles of the Workers under `build/bundles`, and the SDK under `python_modules`.
+
+A bundle is what is uploaded: a Worker's own files and those that all share at its root, the packages beside them,
+and the engine's WebAssembly. The same sources give the same bytes. Wrangler runs this as its custom build.
+
+    python scripts/stage.py [FOLDER ...]    for example workers/station; all of them unless given
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+BUNDLES: Final = ROOT / "build" / "bundles"
+SDK: Final = ROOT / "python_modules"
+SDK_VERSION: Final = "1.9.5"
+FOLDERS: Final = tuple(
+    f"workers/{name}" for name in ("station", "cobordism", "layer_warden", "cobordism_warden", "gateway")
+)
+# Modules of the packages that have a place in a Worker; the others are for CPython.
+PACKAGES: Final[Mapping[str, tuple[str, ...] | None]] = {
+    "protocol": None,
+    "durable_objects": None,
+    "engine": ("__init__", "blocks", "client", "errors", "host", "rows", "values", "weights"),
+    "knot": (
+        "__init__", "architectures", "bucket", "config", "container", "errors", "header", "parse",
+        "quants", "reader", "strict_json", "tokenizer", "tokenizer_layout", "topology",
+    ),
+}  # fmt: skip
+SHARED: Final = ("workers/boundary.py", "workers/boundary.js")
+WASM: Final = ("build/pipeline.wasm", "build/pipeline-relaxed.wasm")
+MOST_GZIPPED: Final = 10_000_000
+
+
+class StageError(Exception):
+    """A bundle that cannot be laid out; the sentence says what is missing."""
+
+
+def bundle_files(folder: str) -> dict[str, Path]:
+    """The files of a Worker's bundle: path in the bundle → file. Raises `StageError`."""
+    found: dict[str, Path] = {}
+
+    def add(name: str, path: Path) -> None:
+        if not path.is_file():
+            raise StageError(f"{path.relative_to(ROOT)} is missing: run `make setup`")
+        if name in found:
+            raise StageError(f"{folder}: both {found[name]} and {path} would be {name}; rename one")
+        found[name] = path
+
+    for path in sorted((ROOT / folder).glob("*.py")):
+        add(path.name, path)
+    for name in (*SHARED, *WASM):
+        add(Path(name).name, ROOT / name)
+    for package, modules in PACKAGES.items():
+        names = modules or sorted(path.stem for path in (ROOT / package).glob("*.py"))
+        for name in names:
+            add(f"{package}/{name}.py", ROOT / package / f"{name}.py")
+    return dict(sorted(found.items()))
+
+
+def bundle_path(folder: str) -> Path:
+    """Where a Worker's bundle is laid out."""
+    return BUNDLES / Path(folder).name
+
+
+def stage(folder: str) -> Path:
+    """Lays out one bundle; files that are as they should be stay untouched."""
+    target = bundle_path(folder)
+    files = bundle_files(folder)
+    for path in [path for path in target.rglob("*") if path.is_file()]:
+        if str(path.relative_to(target)) not in files:
+            path.unlink()
+    for name, source in files.items():
+        copy = target / name
+        data = source.read_bytes()
+        if not copy.exists() or copy.read_bytes() != data:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(data)
+    return target
+
+
+def vendor_sdk() -> Path:
+    """Installs the Workers SDK for Pyodide's platform into `python_modules`, unless it is there."""
+    stamp = SDK / f"workers_runtime_sdk-{SDK_VERSION}.dist-info"
+    if stamp.exists():
+        return SDK
+    shutil.rmtree(SDK, ignore_errors=True)
+    command = [
+        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+        "--no-compile", "--target", str(SDK), "--platform", "pyemscripten_2026_0_wasm32", "--platform", "any",
+        "--python-version", "3.14", "--implementation", "cp", "--abi", "cp314", "--abi", "none",
+        "--only-binary=:all:", f"workers-runtime-sdk=={SDK_VERSION}",
+    ]  # fmt: skip
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise StageError(f"the Workers SDK could not be installed:\n{done.stderr[-2000:]}")
+    return SDK
+
+
+def sdk_files() -> dict[str, Path]:
+    """The SDK's files as a bundle has them."""
+    return {
+        f"python_modules/{path.relative_to(SDK)}": path
+        for path in sorted(SDK.rglob("*"))
+        if path.is_file() and path.suffix in (".py", ".js", ".pth")
+    }
+
+
+def gzipped_size(files: Iterable[tuple[str, Path]]) -> int:
+    """Bytes of the files in one gzipped archive, which is how limits on uploads are counted."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream, tarfile.open(
+        fileobj=stream, mode="w"
+    ) as archive:
+        for name, path in files:
+            entry = tarfile.TarInfo(name)
+            entry.size = path.stat().st_size
+            with path.open("rb") as file:
+                archive.addfile(entry, file)
+    return packed.tell()
+
+
+def main(folders: list[str]) -> int:
+    """Stages what is asked for, and says how large it is."""
+    try:
+        vendor_sdk()
+        for folder in folders or FOLDERS:
+            target = stage(folder)
+            size = gzipped_size([*bundle_files(folder).items(), *sdk_files().items()])
+            print(f"{target.relative_to(ROOT)}: {size / 1e6:.2f} MB gzipped of {MOST_GZIPPED / 1e6:.0f}")
+    except StageError as error:
+        print(f"stage: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

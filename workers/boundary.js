@@ -1,0 +1,290 @@
+// What must be JavaScript: the engine's WebAssembly, and bodies that never become Python objects.
+//
+// Weights go from a stream into WebAssembly memory through one recycled buffer, by BYOB reads: one copy, and no
+// garbage on the way. Everything else here saves the Python side from making JavaScript values piece by piece.
+
+import pipeline from "./pipeline.wasm";
+import relaxed from "./pipeline-relaxed.wasm";
+
+const PIECE = 256 * 1024;
+
+// One buffer a drain that is under way; the isolate seldom has more than two.
+const idle = [];
+let counted = 0;
+let peak = 0;
+
+function count(bytes) {
+  counted += bytes;
+  if (counted > peak) peak = counted;
+}
+
+function borrow() {
+  const buffer = idle.pop();
+  if (buffer) return buffer;
+  count(PIECE);
+  return new ArrayBuffer(PIECE);
+}
+
+function giveBack(buffer) {
+  if (idle.length < 2 && buffer.byteLength === PIECE) idle.push(buffer);
+  else count(-PIECE);
+}
+
+/** Bytes of buffers that this module holds now, and at most so far. */
+export function buffers() {
+  return [counted, peak];
+}
+
+/** Frees a buffer at once; the collector would take its time. */
+export function free(view) {
+  const size = view.byteLength;
+  view.buffer.transfer(0);
+  count(-size);
+}
+
+/** One instance of the engine's module; memory never shrinks, and a view dies when it grows. */
+export class Wasm {
+  constructor(withRelaxed) {
+    const instance = new WebAssembly.Instance(withRelaxed ? relaxed : pipeline, {});
+    this.exports = instance.exports;
+    this.memory = instance.exports.memory;
+  }
+
+  view(at, length) {
+    return new Uint8Array(this.memory.buffer, at, length);
+  }
+
+  bytes() {
+    return this.memory.buffer.byteLength;
+  }
+}
+
+/** A body on its way in, read once and in order. */
+export class Inflow {
+  constructor(stream) {
+    this.stream = stream;
+    this.reader = null;
+    this.left = 0;
+  }
+
+  /** The stream itself, for somebody else to read. */
+  handOn() {
+    const stream = this.stream;
+    this.stream = null;
+    return stream;
+  }
+
+  /** Moves the next bytes into WebAssembly memory; returns how many there were. */
+  async pour(wasm, at, length) {
+    return this.fill(length, (piece, done) => {
+      new Uint8Array(wasm.memory.buffer, at + done, piece.byteLength).set(piece);
+    });
+  }
+
+  /** The next bytes as an array of their own; shorter at the body's end. */
+  async read(length) {
+    const found = new Uint8Array(length);
+    count(length);
+    const done = await this.fill(length, (piece, at) => found.set(piece, at));
+    return done === length ? found : found.subarray(0, done);
+  }
+
+  async fill(length, take) {
+    if (!this.stream) return 0;
+    this.reader ??= this.stream.getReader({ mode: "byob" });
+    let buffer = borrow();
+    let done = 0;
+    try {
+      while (done < length) {
+        const wanted = Math.min(PIECE, length - done);
+        const view = new Uint8Array(buffer, 0, wanted);
+        // The buffer belongs to the reader until it comes back, as another object.
+        buffer = null;
+        const { value, done: ended } = await this.reader.readAtLeast(wanted, view);
+        if (value) buffer = value.buffer;
+        if (value && value.byteLength) {
+          take(value, done);
+          done += value.byteLength;
+        }
+        if (ended) break;
+      }
+    } finally {
+      if (buffer) giveBack(buffer);
+      else count(-PIECE);
+    }
+    return done;
+  }
+
+  async cancel() {
+    const stream = this.stream;
+    this.stream = null;
+    try {
+      if (this.reader) await this.reader.cancel();
+      else if (stream) await stream.cancel();
+    } catch {
+      // A body that has broken off already needs no cancelling.
+    }
+  }
+}
+
+/** Method, path, query and headers of a request as JSON; its body is read apart. */
+export function callHead(request) {
+  const url = new URL(request.url);
+  return JSON.stringify([request.method, url.pathname, url.search.slice(1), [...request.headers]]);
+}
+
+/** A body as one array; null when there is none. Free it after use. */
+export async function whole(message) {
+  if (message.body === null) return null;
+  const found = new Uint8Array(await message.arrayBuffer());
+  count(found.byteLength);
+  return found;
+}
+
+/** A response. `body` is null, an array that is nobody else's, or a stream. */
+export function respond(status, headers, body) {
+  return new Response(body, { status, headers: JSON.parse(headers) });
+}
+
+/**
+ * A body made of pieces that are asked for as they are taken. `next` promises an array that is nobody else's, a
+ * stream to be passed on, or null at the end; `stop` is called once, when it is over or nobody wants more.
+ */
+export function pulled(next, stop, length) {
+  let over = false;
+  let inner = null;
+  const finish = () => {
+    if (over) return;
+    over = true;
+    return stop();
+  };
+  return new ReadableStream({
+    type: "bytes",
+    autoAllocateChunkSize: PIECE,
+    ...(length >= 0 ? { expectedLength: length } : {}),
+    async pull(controller) {
+      try {
+        for (;;) {
+          if (inner) {
+            const request = controller.byobRequest;
+            const size = Math.min(PIECE, request ? request.view.byteLength : PIECE);
+            const { value, done } = await inner.read(new Uint8Array(size));
+            if (value && value.byteLength) {
+              if (request) {
+                request.view.set(value);
+                request.respond(value.byteLength);
+              } else controller.enqueue(value);
+              return;
+            }
+            if (!done) continue;
+            inner = null;
+          }
+          const piece = await next();
+          if (piece === null || piece === undefined) {
+            await finish();
+            controller.close();
+            controller.byobRequest?.respond(0);
+            return;
+          }
+          if (piece instanceof ReadableStream) {
+            inner = piece.getReader({ mode: "byob" });
+            continue;
+          }
+          if (piece.byteLength) {
+            controller.enqueue(piece);
+            return;
+          }
+        }
+      } catch (error) {
+        await finish();
+        controller.error(error);
+      }
+    },
+    async cancel() {
+      try {
+        if (inner) await inner.cancel();
+      } finally {
+        await finish();
+      }
+    },
+  });
+}
+
+/** A request to a Worker or an object, with a way to give it up. */
+export class Asking {
+  constructor(target, name, url, method, headers, body) {
+    this.abort = new AbortController();
+    // A stub that has seen its object fail stays broken, so each request has its own.
+    const fetcher = name === null ? target : target.get(target.idFromName(name));
+    this.response = fetcher.fetch(url, {
+      method,
+      headers: JSON.parse(headers),
+      body: body ?? undefined,
+      redirect: "manual",
+      signal: this.abort.signal,
+    });
+  }
+
+  giveUp() {
+    this.response.catch(() => {});
+    this.abort.abort();
+  }
+}
+
+/** Status and headers of a response as JSON. */
+export function replyHead(response) {
+  return JSON.stringify([response.status, [...response.headers]]);
+}
+
+/** Hands a request on, untouched. */
+export function forward(request, target, name) {
+  return (name === null ? target : target.get(target.idFromName(name))).fetch(request);
+}
+
+/** Size and etag of an object in R2, as JSON; null when it is not there. */
+export async function head(bucket, key) {
+  const found = await bucket.head(key);
+  return found && JSON.stringify([found.size, found.etag]);
+}
+
+/** A range of an object in R2: [state, etag, stream, bytes in the range]. */
+export async function range(bucket, key, offset, length, etag) {
+  const options = { range: { offset, length } };
+  if (etag !== null) options.onlyIf = { etagMatches: etag };
+  const found = await bucket.get(key, options);
+  if (found === null) return ["missing", "", null, 0];
+  if (!found.body) return ["changed", found.etag, null, 0];
+  const size = Math.min(found.range?.length ?? length, found.size - offset);
+  return ["found", found.etag, found.body, size];
+}
+
+/** A value of KV or of an object's storage as one array; null when it is not there. */
+export async function kvGet(namespace, key) {
+  const found = await namespace.get(key, "arrayBuffer");
+  if (found === null) return null;
+  count(found.byteLength);
+  return new Uint8Array(found);
+}
+
+export function kvPut(namespace, key, value, expirationTtl) {
+  return namespace.put(key, value, { expirationTtl });
+}
+
+export async function storageGet(storage, key) {
+  const found = await storage.get(key);
+  if (found === undefined) return null;
+  const view = found instanceof Uint8Array ? found : new Uint8Array(found);
+  count(view.byteLength);
+  return view;
+}
+
+export async function storageKeys(storage, prefix) {
+  return JSON.stringify([...(await storage.list({ prefix })).keys()]);
+}
+
+/** Keeps an event alive until `settle` is called. */
+export function keepAlive(ctx) {
+  const { promise, resolve } = Promise.withResolvers();
+  ctx.waitUntil(promise);
+  return resolve;
+}
