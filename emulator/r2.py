@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from emulator.context import IoContext, current
+from emulator.context import current
 from emulator.errors import JsException, StreamBroken
 from emulator.faults import Faults
 from emulator.headers import HeaderList
@@ -96,7 +97,7 @@ class R2Bucket:
 
     async def head(self, key: str) -> R2Object | None:
         """An object's metadata, or None."""
-        async with await self._operation("head"):
+        async with self.operation("head"):
             entry = self.store.entry(key)
             return None if entry is None else R2Object(entry)
 
@@ -104,7 +105,7 @@ class R2Bucket:
         """An object, or None; without a body where `onlyIf` does not hold. Options: `range`, `onlyIf`."""
         options = options_of(args, kwargs, "get")
         _known(options, ("range", "onlyIf"), "get")
-        async with await self._operation("get"):
+        async with self.operation("get"):
             entry = self.store.entry(key)
             if entry is None:
                 return None
@@ -136,7 +137,7 @@ class R2Bucket:
             ),
             "put",
         )
-        async with await self._operation("put"):
+        async with self.operation("put"):
             condition = options.get("onlyIf")
 
             def allowed() -> bool:
@@ -149,14 +150,14 @@ class R2Bucket:
 
     async def delete(self, keys: str | list[str]) -> None:
         """Deletes objects; missing ones are no error."""
-        async with await self._operation("delete"):
+        async with self.operation("delete"):
             self.store.delete([keys] if isinstance(keys, str) else keys)
 
     async def list(self, *args: Any, **kwargs: Any) -> JsDict:
         """Objects by key: `prefix`, `delimiter`, `cursor`, `startAfter`, `limit`, `include`."""
         options = options_of(args, kwargs, "list")
         _known(options, ("prefix", "delimiter", "cursor", "startAfter", "limit", "include"), "list")
-        async with await self._operation("list"):
+        async with self.operation("list"):
             page = self.store.list(options)
         found = JsDict(
             objects=[R2Object(entry) for entry in page.entries],
@@ -171,23 +172,26 @@ class R2Bucket:
         """Begins an upload in parts."""
         options = options_of(args, kwargs, "createMultipartUpload")
         _known(options, ("httpMetadata", "customMetadata", "storageClass"), "createMultipartUpload")
-        async with await self._operation("createMultipartUpload"):
+        async with self.operation("createMultipartUpload"):
             return R2MultipartUpload(self, self.store.begin_upload(key, options))
 
     def resumeMultipartUpload(self, key: str, id: str) -> R2MultipartUpload:  # noqa: N802
         """An upload that was begun elsewhere; whether it exists shows when it is used."""
         return R2MultipartUpload(self, Upload(key, id))
 
-    async def _operation(self, what: str) -> _Operation:
-        event = current()
-        event.spending.subrequest()
-        faults = self._faults
-        if faults is not None and what in ("head", "get"):
-            if faults.strikes("r2_slow", self._site):
-                await asyncio.sleep(faults.delay(self._site))
-            if faults.strikes("r2_error", self._site):
-                raise r2_error(what, "We encountered an internal error. Please try again.", 10001)
-        return _Operation(event)
+    @asynccontextmanager
+    async def operation(self, what: str) -> AsyncGenerator[None, None]:
+        """One operation: a subrequest that takes a turn among the request's waiting connections."""
+        spending = current().spending
+        spending.subrequest()
+        async with spending.connecting:
+            faults = self._faults
+            if faults is not None and what in ("head", "get"):
+                if faults.strikes("r2_slow", self._site):
+                    await asyncio.sleep(faults.delay(self._site))
+                if faults.strikes("r2_error", self._site):
+                    raise r2_error(what, "We encountered an internal error. Please try again.", 10001)
+            yield
 
     def _torn(self, source: FileSource, length: int) -> Source:
         faults = self._faults
@@ -199,23 +203,6 @@ class R2Bucket:
     def store(self) -> R2Store:
         """What the bucket lies in, opened when it is first used."""
         return self._open()
-
-    async def operation(self, what: str) -> _Operation:
-        """One operation, for `async with`."""
-        return await self._operation(what)
-
-
-class _Operation:
-    """A turn among the connections that a request may have waiting at once."""
-
-    def __init__(self, event: IoContext) -> None:
-        self._connecting = event.spending.connecting
-
-    async def __aenter__(self) -> None:
-        await self._connecting.acquire()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._connecting.release()
 
 
 class R2MultipartUpload:
@@ -229,19 +216,19 @@ class R2MultipartUpload:
 
     async def uploadPart(self, number: int, value: Any, *args: Any, **kwargs: Any) -> JsDict:  # noqa: N802
         """Stores a part; returns what `complete` wants to know of it."""
-        async with await self._bucket.operation("uploadPart"):
+        async with self._bucket.operation("uploadPart"):
             etag = await self._bucket.store.put_part(self._upload, number, _stream(value))
         return JsDict(partNumber=number, etag=etag)
 
     async def complete(self, parts: list[Mapping[str, Any]]) -> R2Object:
         """Makes the object of the parts named."""
-        async with await self._bucket.operation("completeMultipartUpload"):
+        async with self._bucket.operation("completeMultipartUpload"):
             named = [(part["partNumber"], part["etag"]) for part in parts]
             return R2Object(await self._bucket.store.complete(self._upload, named))
 
     async def abort(self) -> None:
         """Forgets the upload."""
-        async with await self._bucket.operation("abortMultipartUpload"):
+        async with self._bucket.operation("abortMultipartUpload"):
             self._bucket.store.abort(self._upload)
 
 

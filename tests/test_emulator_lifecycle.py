@@ -25,6 +25,18 @@ async def value(cluster: Cluster, path: str, name: str = "probe") -> object:
     return json.loads(await body_of(await get(cluster, path, name)))
 
 
+async def handling(cluster: Cluster, count: int) -> None:
+    await until(lambda: cluster.pending().requests == count, f"{count} requests are being handled")
+
+
+async def eventually(cluster: Cluster, path: str, expected: object) -> None:
+    for _ in range(400):
+        if await value(cluster, path) == expected:
+            return
+        await asyncio.sleep(0.005)
+    assert await value(cluster, path) == expected
+
+
 def test_two_workers_share_no_globals_though_they_run_the_same_files(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, part("one"), part("two")) as cluster:
@@ -65,8 +77,7 @@ def test_requests_of_one_object_interleave_where_they_wait_and_may_wait_for_each
     async def scenario() -> None:
         async with running(tmp_path, part()) as cluster:
             waiting = [asyncio.ensure_future(value(cluster, "/object/x/wait")) for _ in range(3)]
-            await asyncio.sleep(0.05)
-            assert cluster.pending().requests == 6
+            await handling(cluster, 6)
             await value(cluster, "/object/x/open_gate")
             assert await asyncio.gather(*waiting) == ["went on"] * 3
 
@@ -86,7 +97,7 @@ def test_a_caller_that_leaves_does_not_stop_an_objects_work(tmp_path: Path) -> N
     async def scenario() -> None:
         async with running(tmp_path, part()) as cluster:
             asking = asyncio.ensure_future(value(cluster, "/object/x/survive"))
-            await asyncio.sleep(0.02)
+            await handling(cluster, 2)
             asking.cancel()
             await asyncio.wait({asking})
             await settled(cluster)
@@ -99,7 +110,7 @@ def test_a_caller_that_leaves_cancels_a_plain_request(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, part()) as cluster:
             asking = asyncio.ensure_future(get(cluster, "/slow"))
-            await asyncio.sleep(0.02)
+            await handling(cluster, 1)
             asking.cancel()
             await asyncio.wait({asking})
             await settled(cluster)
@@ -210,7 +221,7 @@ def test_stopping_ends_requests_that_are_running(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, part()) as cluster:
             asking = asyncio.ensure_future(value(cluster, "/object/x/wait"))
-            await asyncio.sleep(0.03)
+            await handling(cluster, 2)
             await cluster.stop()
             with pytest.raises(PeerLost, match="stopping"):
                 await asking
@@ -234,7 +245,7 @@ def test_a_restarted_object_fails_the_calls_that_wait_in_it(tmp_path: Path) -> N
     async def scenario() -> None:
         async with running(tmp_path, part()) as cluster:
             waiting = asyncio.ensure_future(value(cluster, "/object/x/wait"))
-            await asyncio.sleep(0.03)
+            await handling(cluster, 2)
             await cluster.restart_object("probe", "Meeting", "x")
             with pytest.raises(PeerLost, match="restarted"):
                 await waiting
@@ -247,7 +258,8 @@ def test_an_object_in_which_nothing_happens_is_evicted(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, part(), limits=Limits(object_idle_seconds=0.03)) as cluster:
             await value(cluster, "/object/x/note?a")
-            await asyncio.sleep(0.1)
+            isolate = await cluster.isolate("probe")
+            await until(lambda: not isolate.objects, "the object is evicted")
             found = await value(cluster, "/object/x/note?b")
             assert isinstance(found, dict)
             assert (found["constructed"], found["seen"]) == (2, ["a", "b"])
@@ -259,8 +271,7 @@ def test_an_object_that_still_works_is_not_idle(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, part(), limits=Limits(object_idle_seconds=0.02)) as cluster:
             await value(cluster, "/object/x/background?0.1")
-            await asyncio.sleep(0.15)
-            assert await value(cluster, "/seen") == ["later"]
+            await eventually(cluster, "/seen", ["later"])
 
     run(scenario)
 
@@ -283,7 +294,7 @@ def test_a_killed_worker_is_lost_to_its_callers_until_it_is_revived(tmp_path: Pa
         async with running(tmp_path, caller, part("other")) as cluster:
             assert await value(cluster, "/calls?OTHER") == {"status": 200}
             waiting = asyncio.ensure_future(get(cluster, "/slow", "other"))
-            await asyncio.sleep(0.02)
+            await handling(cluster, 1)
             await cluster.kill("other")
             with pytest.raises(PeerLost, match="evicted"):
                 await waiting
@@ -320,9 +331,8 @@ def test_an_alarm_rings_by_itself_and_its_number_is_kept(tmp_path: Path) -> None
     async def scenario() -> None:
         async with running(tmp_path, part()) as cluster:
             await value(cluster, "/object/x/ring?0.01")
-            await asyncio.sleep(0.1)
-            assert await value(cluster, "/seen") == ["alarm 0"]
-            assert await value(cluster, "/object/x/rang") == 1
+            await eventually(cluster, "/seen", ["alarm 0"])
+            await eventually(cluster, "/object/x/rang", 1)
 
     run(scenario)
 
@@ -332,7 +342,8 @@ def test_an_alarm_that_fails_rings_again_and_then_no_more(tmp_path: Path) -> Non
         limits = Limits(alarm_retries=2, alarm_retry_seconds=0.01)
         async with running(tmp_path, part(vars={"ALARM": "fails"}), limits=limits) as cluster:
             await value(cluster, "/object/x/ring?0")
-            await asyncio.sleep(0.3)
+            await eventually(cluster, "/seen", ["alarm 0", "alarm 1", "alarm 2"])
+            await asyncio.sleep(0.1)
             assert await value(cluster, "/seen") == ["alarm 0", "alarm 1", "alarm 2"]
 
     run(scenario)
@@ -341,11 +352,9 @@ def test_an_alarm_that_fails_rings_again_and_then_no_more(tmp_path: Path) -> Non
 def test_an_alarm_that_was_set_before_a_restart_rings_after_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, part()) as cluster:
-            await value(cluster, "/object/x/ring?0.2")
+            await value(cluster, "/object/x/ring?0.3")
         async with running(tmp_path, part()) as cluster:
-            assert await value(cluster, "/seen") == []
-            await asyncio.sleep(0.4)
-            assert await value(cluster, "/seen") == ["alarm 0"]
+            await eventually(cluster, "/seen", ["alarm 0"])
 
     run(scenario)
 
