@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,9 +153,47 @@ async def run_workers(
 
     `modules` gives a Worker's files itself instead of the project's bundle of its folder.
     """
+    wrapper: Path = _script("offline_pyodide").make()
+    folder = wrapper.parent / "snapshot"
+    if not (folder / "snapshot.bin").exists():
+        await _save_snapshot(wrapper, folder)
     given = describe(specs, data, ports or {}, modules or {})
-    wrapper = _script("offline_pyodide").make()
-    environment = {**os.environ, "MINIFLARE_WORKERD_PATH": str(wrapper), **_snapshot()}
+    async with _driver(given, wrapper, "load", folder, log or _to_stderr) as (addresses, pid):
+        yield addresses, pid, given["inspector_port"]
+
+
+async def _save_snapshot(wrapper: Path, folder: Path) -> None:
+    """Python as it is after its start, before any of our modules: every Worker begins from there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="knot-snapshot-") as scratch:
+        entry = Path(scratch) / "entry.py"
+        entry.write_text(
+            "from workers import Response, WorkerEntrypoint\n\n\n"
+            "class Default(WorkerEntrypoint):\n"
+            "    async def fetch(self, request):\n"
+            "        return Response('ok')\n"
+        )
+        given = describe(
+            [WorkerSpec("blank", "", {})], Path(scratch), {}, {"blank": {"entry.py": str(entry)}}
+        )
+        async with _driver(given, wrapper, "save", folder, _to_stderr) as (addresses, _):
+            async with httpx.AsyncClient(timeout=60) as client:
+                (await client.get(addresses["blank"])).raise_for_status()
+    if not (folder / "snapshot.bin").exists():
+        raise WorkerdError(f"workerd saved no snapshot in {folder}; remove {wrapper.parent} and try again")
+
+
+@contextlib.asynccontextmanager
+async def _driver(
+    given: dict[str, Any], wrapper: Path, snapshot: str, folder: Path, log: Callable[[str], None]
+) -> AsyncGenerator[tuple[dict[str, str], int]]:
+    """Node with Miniflare and workerd in it; it ends with the block."""
+    environment = {
+        **os.environ,
+        "MINIFLARE_WORKERD_PATH": str(wrapper),
+        "KNOT_SNAPSHOT": snapshot,
+        "KNOT_SNAPSHOT_DIR": str(folder),
+    }
     driver = await asyncio.create_subprocess_exec(
         str(node()), str(ROOT / "knot" / "workerd.mjs"),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -163,13 +202,13 @@ async def run_workers(
     assert driver.stdin is not None
     assert driver.stdout is not None
     assert driver.stderr is not None
-    logging = asyncio.ensure_future(_follow(driver.stderr, log or _to_stderr))
+    logging = asyncio.ensure_future(_follow(driver.stderr, log))
     try:
         driver.stdin.write(json.dumps(given).encode() + b"\n")
         event = await asyncio.wait_for(_event(driver.stdout), START_SECONDS)
         if event["event"] != "ready":
             raise WorkerdError(f"workerd did not start: {event.get('error', 'it ended; see its log')}")
-        yield event["addresses"], driver.pid, given["inspector_port"]
+        yield event["addresses"], driver.pid
     finally:
         driver.stdin.close()
         with contextlib.suppress(TimeoutError):
@@ -255,10 +294,6 @@ def node() -> Path:
     if not (ROOT / "node_modules" / "miniflare").exists():
         raise WorkerdError("miniflare is missing: run `npm ci`")
     return found
-
-
-def _snapshot() -> dict[str, str]:
-    return {}
 
 
 def _script(name: str) -> ModuleType:

@@ -124,7 +124,9 @@ def pyodide_bundle(package: Path) -> bytes:
                 "pyodideRuntime-internal:pyodide.asm.wasm", WASM, (package / "pyodide.asm.wasm").read_bytes()
             ),
             BundleModule(
-                "pyodideRuntime-internal:python_stdlib.zip", DATA, (package / "python_stdlib.zip").read_bytes()
+                "pyodideRuntime-internal:python_stdlib.zip",
+                DATA,
+                (package / "python_stdlib.zip").read_bytes(),
             ),
         ]
     )

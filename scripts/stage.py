@@ -117,9 +117,10 @@ def sdk_files() -> dict[str, Path]:
 def gzipped_size(files: Iterable[tuple[str, Path]]) -> int:
     """Bytes of the files in one gzipped archive, which is how limits on uploads are counted."""
     packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream, tarfile.open(
-        fileobj=stream, mode="w"
-    ) as archive:
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w") as archive,
+    ):
         for name, path in files:
             entry = tarfile.TarInfo(name)
             entry.size = path.stat().st_size

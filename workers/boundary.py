@@ -468,9 +468,7 @@ class _Peer:
         body = to_js(call.body) if call.body else None
         asking = None
         try:
-            asking = _js().Asking.new(
-                self._target, self._name, url, call.method, _json(call.headers), body
-            )
+            asking = _js().Asking.new(self._target, self._name, url, call.method, _json(call.headers), body)
             return asking, await asking.response
         except JsException as error:
             raise PeerLost(f"{call.method} {call.path}: {_said(error)}") from None
