@@ -1,16 +1,18 @@
 """A cluster on real workerd, on this machine and without a network.
 
-The Workers are those of `knot.topology`, their bundles those that are deployed. Miniflare brings R2, KV and Durable
-Objects; `knot/workerd.mjs` drives it in Node, and is told by stdin and tells by stdout.
+The Workers are those of `knot.topology`, their bundles those that are deployed. Miniflare brings R2, KV and
+Durable Objects; `knot/workerd.mjs` drives it in Node, and is told by stdin and tells by stdout.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -154,33 +156,60 @@ async def run_workers(
     `modules` gives a Worker's files itself instead of the project's bundle of its folder.
     """
     wrapper: Path = _script("offline_pyodide").make()
-    folder = wrapper.parent / "snapshot"
-    if not (folder / "snapshot.bin").exists():
-        await _save_snapshot(wrapper, folder)
+    folder = await _snapshot(wrapper)
     given = describe(specs, data, ports or {}, modules or {})
     async with _driver(given, wrapper, "load", folder, log or _to_stderr) as (addresses, pid):
         yield addresses, pid, given["inspector_port"]
 
 
-async def _save_snapshot(wrapper: Path, folder: Path) -> None:
-    """Python as it is after its start, before any of our modules: every Worker begins from there."""
-    folder.mkdir(parents=True, exist_ok=True)
+async def _snapshot(wrapper: Path) -> Path:
+    """Python's memory with all of our modules imported, which every Worker begins from; made when sources change.
+
+    What a snapshot has imported is not read from a bundle any more, so it belongs to exactly these sources. Its
+    entry has another name than a Worker's, which is imported as always.
+    """
+    stage = _script("stage")
+    files: dict[str, Path] = {}
+    for folder in stage.FOLDERS:
+        files.update(stage.bundle_files(folder))
+    del files["entry.py"]
+    state = hashlib.sha256(wrapper.read_bytes())
+    for name, path in sorted({**files, **stage.sdk_files()}.items()):
+        state.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    target = wrapper.parent / f"snapshot-{state.hexdigest()[:16]}"
+    if (target / "snapshot.bin").exists():
+        return target
+    for old in wrapper.parent.glob("snapshot-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    target.mkdir(parents=True)
+    names = [name[:-3].replace("/", ".") for name in files if name.endswith(".py")]
     with tempfile.TemporaryDirectory(prefix="knot-snapshot-") as scratch:
-        entry = Path(scratch) / "entry.py"
-        entry.write_text(
-            "from workers import Response, WorkerEntrypoint\n\n\n"
-            "class Default(WorkerEntrypoint):\n"
-            "    async def fetch(self, request):\n"
-            "        return Response('ok')\n"
-        )
+        entry = Path(scratch) / "everything.py"
+        imports = "".join(f"import {name.removesuffix('.__init__')}\n" for name in sorted(names))
+        entry.write_text(f"{imports}\nfrom workers import WorkerEntrypoint\n{_BLANK}")
         given = describe(
-            [WorkerSpec("blank", "", {})], Path(scratch), {}, {"blank": {"entry.py": str(entry)}}
+            [WorkerSpec("everything", "", {})],
+            Path(scratch),
+            {},
+            {
+                "everything": {
+                    "everything.py": str(entry),
+                    **{name: str(path) for name, path in files.items()},
+                }
+            },
         )
-        async with _driver(given, wrapper, "save", folder, _to_stderr) as (addresses, _):
-            async with httpx.AsyncClient(timeout=60) as client:
-                (await client.get(addresses["blank"])).raise_for_status()
-    if not (folder / "snapshot.bin").exists():
-        raise WorkerdError(f"workerd saved no snapshot in {folder}; remove {wrapper.parent} and try again")
+        async with _driver(given, wrapper, "save", target, _to_stderr):
+            pass
+    if not (target / "snapshot.bin").exists():
+        raise WorkerdError(f"workerd saved no snapshot in {target}; remove {wrapper.parent} and try again")
+    return target
+
+
+_BLANK: Final = """
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return None
+"""
 
 
 @contextlib.asynccontextmanager
@@ -252,7 +281,8 @@ def describe(
         if files is None:
             files = {name: str(path) for name, path in stage.bundle_files(spec.folder).items()}
         # The first module is the one to begin with.
-        ordered = {"entry.py": files["entry.py"], **files, **{name: str(path) for name, path in sdk.items()}}
+        main = "entry.py" if "entry.py" in files else next(iter(files))
+        ordered = {main: files[main], **files, **{name: str(path) for name, path in sdk.items()}}
         described.append(
             {
                 "name": spec.name,
