@@ -2,21 +2,23 @@
 
 Nothing here computes: keys and values are the engine's, by slot. A step is admitted in one of three ways: it
 continues the cache; it repeats a step whose answer is remembered; or it repeats one whose answer is gone, and
-is computed again on a fork of the cache, so that a late duplicate disturbs nothing.
+is computed again on a fork of the cache, so that a late duplicate disturbs nothing. A step that comes after
+its session was ended is refused: it would open the session anew, and nobody would end it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from protocol.frames import Part
 from protocol.ports import Clock
-from protocol.steps import ForwardStep, Refusal, RefusalKind
+from protocol.steps import ForwardStep, Refusal, RefusalKind, Rows
 
 MAX_STEPS_REMEMBERED: Final = 4096
+MAX_ENDS_REMEMBERED: Final = 4096
 
 
 class Slots(Protocol):
@@ -41,16 +43,24 @@ class Slots(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A step that was taken: where, how many rows, and a checksum of them."""
+    """A step that was taken: where, how many rows, a checksum of them, and which it returns.
+
+    `void` says that the session was cut to less than the step began with, so that it cannot be repeated.
+    """
 
     position: int
     count: int
     checksum: int
+    rows: Rows
+    void: bool = field(default=False, compare=False)
 
 
 @dataclass(slots=True)
 class Session:
-    """One session. `length` is what its cache holds; `answers` are those of steps that may be repeated."""
+    """One session. `length` is what its cache holds; `answers` are those of steps that may be repeated.
+
+    `busy` while a step runs, which keeps its slot open even when it is `ended` meanwhile.
+    """
 
     id: str
     epoch: int
@@ -58,13 +68,17 @@ class Session:
     used: float
     length: int = 0
     busy: bool = False
+    ended: bool = False
     taken: OrderedDict[str, Taken] = field(default_factory=OrderedDict[str, Taken])
     answers: OrderedDict[str, Part] = field(default_factory=OrderedDict[str, Part])
 
 
 @dataclass(slots=True)
 class Admitted:
-    """A step that may run: its session, and the slot to run in. `forked` slots are closed afterwards."""
+    """A step that may run: its session, and the slot to run in. `forked` slots are closed afterwards.
+
+    The session is busy until `Sessions.done` or `Sessions.failed`.
+    """
 
     session: Session
     slot: int
@@ -94,6 +108,7 @@ class Sessions:
         self._remembered = 0
         self._held = held
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._ends: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -115,11 +130,12 @@ class Sessions:
         taken = session.taken.get(step.envelope.step)
         if taken is None:
             return None
-        if taken != Taken(step.position, step.count, checksum):
+        if taken != Taken(step.position, step.count, checksum, step.rows):
             raise Refusal(
                 RefusalKind.BAD_FRAME,
                 f"step id {step.envelope.step} was used for {taken.count} rows at {taken.position} before, "
-                f"now for {step.count} at {step.position} or other rows; every step needs an id of its own",
+                f"now for {step.count} at {step.position}, other rows or another answer; every step needs "
+                "an id of its own",
             )
         session.used = self._clock()
         return session.answers.get(step.envelope.step)
@@ -130,9 +146,18 @@ class Sessions:
         session = self._find(step)
         session.used = self._clock()
         self._sessions.move_to_end(session.id)
-        repeated = session.taken.get(step.envelope.step)
-        if repeated is not None and step.position + step.count < session.length:
-            return Admitted(session, self._fork(session, step.position), True)
+        taken = session.taken
+        repeated = taken.get(step.envelope.step)
+        if repeated is not None and repeated.void:
+            raise Refusal(
+                RefusalKind.CACHE_MISS,
+                f"session {session.id} was cut to less than the {step.position} tokens that step "
+                f"{step.envelope.step} began with; replay from token zero on a fresh epoch",
+            )
+        if repeated is not None and step.envelope.step != next(reversed(taken)):
+            slot = self._fork(session, step.position)
+            session.busy = True
+            return Admitted(session, slot, True)
         if step.cache_length > session.length:
             raise Refusal(
                 RefusalKind.CACHE_MISS,
@@ -142,17 +167,22 @@ class Sessions:
         if step.cache_length < session.length:
             self._slots.kv_truncate(session.slot, step.cache_length)
             session.length = step.cache_length
-        session.taken[step.envelope.step] = Taken(step.position, step.count, checksum)
-        while len(session.taken) > MAX_STEPS_REMEMBERED:
-            session.taken.popitem(last=False)
+            for name, before in taken.items():
+                if before.position > step.cache_length:
+                    taken[name] = replace(before, void=True)
+        taken[step.envelope.step] = Taken(step.position, step.count, checksum, step.rows)
+        while len(taken) > MAX_STEPS_REMEMBERED:
+            taken.popitem(last=False)
+        session.busy = True
         return Admitted(session, session.slot, False)
 
     def done(self, admitted: Admitted, step: ForwardStep, answer: Part) -> None:
         """Takes note of a step that ran, and remembers its answer as long as there is room."""
         session = admitted.session
-        if admitted.forked:
-            self._slots.kv_close(admitted.slot)
-        else:
+        self._leave(admitted)
+        if session.ended:
+            return
+        if not admitted.forked:
             session.length = step.position + step.count
         self._forget_answers(session)
         size = _size(answer)
@@ -162,19 +192,24 @@ class Sessions:
             self._trim()
 
     def failed(self, admitted: Admitted, step: ForwardStep) -> None:
-        """Takes back a step that did not run: its cache is as before."""
-        if admitted.forked:
-            self._slots.kv_close(admitted.slot)
-        else:
+        """Takes back a step that did not run: what its cache held before the step is there as before."""
+        self._leave(admitted)
+        if not admitted.forked:
             admitted.session.taken.pop(step.envelope.step, None)
 
     def end(self, session_id: str, epoch: int) -> bool:
-        """Ends a session by release or cancel; False when it is not here. Raises `Refusal` if stale."""
+        """Ends a session by release or cancel; False when it is not here. Raises `Refusal` if stale.
+
+        Steps of this epoch that come later are refused. A step that is running keeps its slot until it ends.
+        """
         session = self._sessions.get(session_id)
+        if session is not None and epoch < session.epoch:
+            raise _stale(session, epoch)
+        self._ends[session_id] = max(epoch, self._ends.pop(session_id, 0))
+        while len(self._ends) > MAX_ENDS_REMEMBERED:
+            self._ends.popitem(last=False)
         if session is None:
             return False
-        if epoch < session.epoch:
-            raise _stale(session, epoch)
         self._close(session)
         return True
 
@@ -184,18 +219,22 @@ class Sessions:
         for session in [s for s in self._sessions.values() if not s.busy and now - s.used > self._ttl]:
             self._close(session)
 
-    def evict_idle(self) -> bool:
-        """Ends the session idle for longest, if it has been so for a while; whether there was one."""
+    def evict_idle(self, spare: str | None = None) -> bool:
+        """Ends the session idle for longest, if it has been so for a while; never `spare`.
+
+        Returns whether there was one.
+        """
         now = self._clock()
         for session in self._sessions.values():
-            if not session.busy and now - session.used >= self._idle:
+            if session.id != spare and not session.busy and now - session.used >= self._idle:
                 self._close(session)
                 return True
         return False
 
     def clear(self) -> None:
-        """Ends every session."""
+        """Ends every session. No batch may be open."""
         for session in list(self._sessions.values()):
+            session.busy = False
             self._close(session)
 
     def _find(self, step: ForwardStep) -> Session:
@@ -205,6 +244,12 @@ class Sessions:
             raise _stale(session, envelope.epoch)
         if session is not None and envelope.epoch == session.epoch:
             return session
+        if envelope.epoch <= self._ends.get(envelope.session, -1):
+            raise Refusal(
+                RefusalKind.CANCELLED,
+                f"session {envelope.session} was ended at epoch {self._ends[envelope.session]}; begin it "
+                "anew on a fresh one",
+            )
         if step.cache_length:
             raise Refusal(
                 RefusalKind.CACHE_MISS,
@@ -225,17 +270,29 @@ class Sessions:
         return opened
 
     def _fork(self, session: Session, length: int) -> int:
-        try:
-            return self._slots.kv_fork(session.slot, length)
-        except Exception as error:
-            raise Refusal(
-                RefusalKind.OVER_BUDGET, f"a repeated step cannot be computed again: {error}", 1000
-            ) from error
+        while True:
+            try:
+                return self._slots.kv_fork(session.slot, length)
+            except Exception as error:
+                if not self.evict_idle(session.id):
+                    raise Refusal(
+                        RefusalKind.OVER_BUDGET, f"a repeated step cannot be computed again: {error}", 1000
+                    ) from error
+
+    def _leave(self, admitted: Admitted) -> None:
+        session = admitted.session
+        session.busy = False
+        if admitted.forked:
+            self._slots.kv_close(admitted.slot)
+        if session.ended:
+            self._slots.kv_close(session.slot)
 
     def _close(self, session: Session) -> None:
         self._forget_answers(session)
-        self._slots.kv_close(session.slot)
         del self._sessions[session.id]
+        session.ended = True
+        if not session.busy:
+            self._slots.kv_close(session.slot)
 
     def _forget_answers(self, session: Session) -> None:
         self._count(-sum(map(_size, session.answers.values())))

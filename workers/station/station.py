@@ -22,7 +22,7 @@ from knot.header import PHASES, TensorInfo
 from knot.quants import ggml_id
 from protocol.calls import ShortBody
 from protocol.frames import Part, Tensor
-from protocol.ports import BlobChanged, BlobError, Clock, PeerLost
+from protocol.ports import BlobChanged, BlobError, BlobFailed, Clock, PeerLost
 from protocol.steps import ForwardStep, Phase, Refusal, RefusalKind, Rows
 from sessions import Admitted, Sessions
 from specialization import StationSettings
@@ -134,9 +134,11 @@ class Station:
 
     def take_over(self, knot: BucketKnot, source: PayloadSource) -> None:
         """Serves a restarted object: engine and weights stay, sessions and ways to the bucket do not."""
+        self.engine.batch_abort()
         self.sessions.clear()
         self.knot = knot
         self.weights.source = source
+        self.stale = False
 
     @property
     def layers(self) -> tuple[int, int]:
@@ -145,8 +147,13 @@ class Station:
 
     async def run(self, batch: Sequence[ForwardWork]) -> list[Part | Exception]:
         """Runs a batch; each piece of work is answered by its part of a frame or by a `Refusal`."""
+        if self.stale:
+            return [Refusal(RefusalKind.LOST, "another knot was uploaded; the station boots anew")] * len(
+                batch
+            )
         answers: dict[int, Part | Exception] = {}
         admitted: list[Entry] = []
+        pages = 0
         for index, work in enumerate(batch):
             try:
                 # A step may have been answered while a repeat of it was waiting.
@@ -154,7 +161,8 @@ class Station:
                 if known is not None:
                     answers[index] = known
                 else:
-                    self._make_room(work.step)
+                    pages += new_pages(work.step)
+                    self._make_room(work.session, pages)
                     admitted.append((index, work, self.sessions.admit(work.step, work.checksum)))
             except Refusal as refusal:
                 answers[index] = refusal
@@ -166,33 +174,40 @@ class Station:
     async def _run_admitted(self, admitted: Sequence[Entry]) -> dict[int, Part | Exception]:
         if not admitted:
             return {}
-        for _, _, entry in admitted:
-            entry.session.busy = True
         try:
             parts = await self._forward([(work, entry) for _, work, entry in admitted])
         except (NonFinite, OverBudget) as error:
             if len(admitted) > 1:
                 # One session's numbers broke, or all together are too many: each gets a batch of its own.
-                alone = [await self._run_admitted([one]) for one in admitted]
-                return {index: part for one in alone for index, part in one.items()}
+                return await self._run_alone(admitted)
             broken = isinstance(error, NonFinite)
             kind = RefusalKind.NON_FINITE if broken else RefusalKind.OVER_BUDGET
             return self._refuse(admitted, Refusal(kind, str(error), None if broken else 1000))
-        except (BadWeights, ShortBody, BlobError, PeerLost) as error:
+        except (BlobFailed, PeerLost) as error:
+            return self._refuse(admitted, Refusal(RefusalKind.LOST, str(error)))
+        except (BadWeights, ShortBody, BlobError) as error:
             # Another upload lies under the key: the next request boots anew.
-            self.stale = isinstance(error, BlobChanged)
+            self.stale = self.stale or isinstance(error, BlobChanged)
             return self._refuse(admitted, Refusal(RefusalKind.BAD_WEIGHTS, str(error)))
         except BaseException:
             self._refuse(admitted, Refusal(RefusalKind.INTERNAL, "the batch broke off"))
             raise
         for (_, work, entry), part in zip(admitted, parts, strict=True):
-            entry.session.busy = False
             self.sessions.done(entry, work.step, part)
         return {index: part for (index, _, _), part in zip(admitted, parts, strict=True)}
 
+    async def _run_alone(self, admitted: Sequence[Entry]) -> dict[int, Part | Exception]:
+        found: dict[int, Part | Exception] = {}
+        for place, one in enumerate(admitted):
+            try:
+                found.update(await self._run_admitted([one]))
+            except BaseException:
+                self._refuse(admitted[place + 1 :], Refusal(RefusalKind.INTERNAL, "the batch broke off"))
+                raise
+        return found
+
     def _refuse(self, admitted: Sequence[Entry], refusal: Refusal) -> dict[int, Part | Exception]:
         for _, work, entry in admitted:
-            entry.session.busy = False
             self.sessions.failed(entry, work.step)
         return {index: refusal for index, _, _ in admitted}
 
@@ -244,11 +259,15 @@ class Station:
             first += step.count
         return parts
 
-    def _make_room(self, step: ForwardStep) -> None:
-        """Ends idle sessions until the step's keys and values fit."""
-        needed = -(-(step.position + step.count) // KV_PAGE_TOKENS)
-        while self.engine.kv_free_pages() < needed and self.sessions.evict_idle():
+    def _make_room(self, session: str, pages: int) -> None:
+        """Ends idle sessions other than `session` until so many pages are free."""
+        while self.engine.kv_free_pages() < pages and self.sessions.evict_idle(session):
             pass
+
+
+def new_pages(step: ForwardStep) -> int:
+    """Pages of keys and values that a step takes beyond those of the tokens before it."""
+    return -(-(step.position + step.count) // KV_PAGE_TOKENS) + -step.position // KV_PAGE_TOKENS
 
 
 def fit_engine(

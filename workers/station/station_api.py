@@ -91,7 +91,7 @@ class StationApi:
             epoch=epoch,
             model=self.station.knot.header.fingerprint,
             range=self.station.layers,
-            step=f"{position}+{len(rows)}-{zlib.crc32(data):08x}",
+            step=f"{position}+{len(rows)}-{wanted}-{zlib.crc32(data):08x}",
         )
         phase = Phase.DECODE if position else Phase.PREFILL
         step = ForwardStep(envelope, phase, position, len(rows), position, wanted)
