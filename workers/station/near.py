@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from engine.blocks import Block
 from knot.bucket import BucketKnot
 from protocol.calls import Call, Inflow, json_call
+from protocol.deadlines import DeadlineExceeded, within
 from protocol.identity import Identity
 from protocol.ports import Background, Peer, PeerLost
+
+# Seconds that a warden may take to begin its answer: longer than it takes to read a tensor from R2. One that
+# takes longer is left alone for about as many reads as a forward pass has, since each would wait as long.
+PATIENCE: Final = 10.0
+LEFT_ALONE: Final = 64
 
 
 @dataclass(slots=True)
@@ -40,6 +47,7 @@ class NearSource:
         self._warden = warden
         self._headers = {**headers, **identity(knot, layers).headers()}
         self._background = background
+        self._left_alone = 0
         self.counts = NearCounts()
 
     async def open(self, blocks: Sequence[Block]) -> Inflow:
@@ -61,21 +69,31 @@ class NearSource:
         return await self._knot.stream(block.offset, block.length)
 
     async def _ask_warden(self, warden: Peer, blocks: Sequence[Block], length: int) -> Inflow | None:
+        if self._left_alone > 0:
+            self._left_alone -= 1
+            return None
         call = json_call("POST", "/tensors", {"tensors": pieces(blocks)}, self._headers)
         try:
-            reply, inflow = await warden.open(call)
+            reply, inflow = await within(PATIENCE, warden.open(call), "the warden", self._background)
         except PeerLost:
+            return None
+        except DeadlineExceeded:
+            self._left_alone = LEFT_ALONE
             return None
         if reply.status == 200 and inflow.length == length:
             return inflow
         await inflow.cancel()
+        if reply.status == 200:
+            for tensor in {block.tensor.name: None for block in blocks}:
+                self._background(self._invalidate(warden, tensor))
         return None
 
     async def _invalidate(self, warden: Peer, tensor: str) -> None:
         self.counts.invalidated += 1
+        call = Call("POST", f"/invalidate/{tensor}", headers=self._headers)
         try:
-            await warden.call(Call("POST", f"/invalidate/{tensor}", headers=self._headers))
-        except PeerLost:
+            await within(PATIENCE, warden.call(call), "the warden", self._background)
+        except (PeerLost, DeadlineExceeded):
             return  # a lost warden has forgotten everything anyway
 
 
