@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
-import hashlib
-import re
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,17 +22,18 @@ from emulator.isolate import Host, Isolate
 from emulator.kv import KVNamespace, KVStore
 from emulator.limits import Limits
 from emulator.meter import MemoryUse
-from emulator.r2 import R2Bucket, R2Store
+from emulator.outside import reply_of, request_of
+from emulator.r2 import Bucket, R2Bucket
 from emulator.sdk.messages import Request, Response
 from emulator.services import Fetcher, ServiceTarget, Target
-from emulator.storage import ClassStore
-from emulator.streams import PIECE, ReadableStream
+from emulator.stores import Stores
+from emulator.streams import ReadableStream
 from engine.threads import run_to_end
 from protocol.calls import Call, Reply
 from protocol.ports import PeerLost
 
 EngineKind = Literal["wasm", "native"]
-ORIGIN = "http://cluster.local"
+STOPPING = "the cluster is stopping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,8 @@ class Cluster:
         self._peaks: dict[str, MemoryUse] = {}
         self._requests = 0
         self._bodies: weakref.WeakSet[ReadableStream] = weakref.WeakSet()
-        self._buckets: dict[str, R2Store] = {}
-        self._namespaces: dict[str, KVStore] = {}
-        self._classes: dict[tuple[str, str], ClassStore] = {}
-        self._lock: Any = None
+        self._accepting = False
+        self._stores: Stores | None = None
         self._check_bindings()
 
     async def __aenter__(self) -> Self:
@@ -107,38 +103,34 @@ class Cluster:
 
     async def start(self) -> None:
         """Opens the data folder and sets the alarms that were pending. Workers start when they are called."""
-        if self.running:
+        if self._stores is not None:
             raise EmulatorError("the cluster is running already")
-        self.data_folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.data_folder)
+        self._stores = Stores(self.data_folder, self.limits, keep_previous=self.faults is not None)
         track_tasks(asyncio.get_running_loop())
-        self.running = True
+        self.running = self._accepting = True
         for script, class_name in sorted(self._object_classes()):
-            if self._class_path(script, class_name).exists():
-                for id, name, at_ms in self.class_store(script, class_name).alarms():
+            if self._stores.has_class(script, class_name):
+                for id, name, at_ms in self._stores.of_class(script, class_name).alarms():
                     self.alarms.set(script, class_name, ObjectId(id, name), at_ms)
 
     async def stop(self) -> None:
         """Lets `waitUntil` work finish for a bounded time, cancels the rest, and closes the stores."""
-        if not self.running:
+        if not self._accepting:
             return
-        self.running = False
+        self._accepting = False
         self.alarms.stop()
         try:
             await self._drain()
         finally:
+            self.running = False
             for isolate in list(self._isolates.values()):
-                self._end(isolate, "the cluster is stopping")
+                self._end(isolate, STOPPING)
             while self._ending:
                 await asyncio.wait(set(self._ending.values()))
             await self.alarms.ended()
-            for store in (*self._buckets.values(), *self._namespaces.values(), *self._classes.values()):
-                store.close()
-            self._buckets.clear()
-            self._namespaces.clear()
-            self._classes.clear()
             untrack_tasks(asyncio.get_running_loop())
-            self._lock.close()
+            self.stores.close()
+            self._stores = None
 
     async def fetch(self, worker: str, call: Call, entrypoint: str = "Default") -> Reply:
         """Asks a Worker from outside. A body that is there comes as bytes, another as an iterator.
@@ -149,18 +141,23 @@ class Cluster:
 
     async def _ask(self, target: Target, call: Call) -> Reply:
         try:
-            return await reply_of(await target.fetch(request_of(call)))
+            return await reply_of(await self._reach(target, request_of(call)))
         except (WorkerLost, LimitExceeded, StreamBroken) as error:
             raise PeerLost(f"{target.site}: {error}") from None
         except WorkerFailed as error:
             raise PeerLost(f"{error}\n{error.trace}") from None
+
+    async def _reach(self, target: Target, request: Request) -> Response:
+        if not self._accepting:
+            raise WorkerLost(STOPPING)
+        return await target.fetch(request)
 
     async def send(self, worker: str, request: Request, entrypoint: str = "Default") -> Response:
         """Asks a Worker by a request of its own kind, for whoever stands between it and a network.
 
         Raises `WorkerLost` and `WorkerFailed`. The answer's body is to be read or cancelled.
         """
-        return await ServiceTarget(self, worker, entrypoint).fetch(request)
+        return await self._reach(ServiceTarget(self, worker, entrypoint), request)
 
     async def fetch_object(self, worker: str, class_name: str, name: str, call: Call) -> Reply:
         """Asks an object of a Worker from outside, as `fetch` does a Worker."""
@@ -215,36 +212,27 @@ class Cluster:
             found[name] = (isolate.meter.use(), self._peak(isolate))
         return found
 
-    def bucket(self, name: str) -> R2Store:
+    def bucket(self, name: str) -> Bucket:
         """An R2 bucket of the cluster."""
-        if name not in self._buckets:
-            self._buckets[name] = R2Store(self.data_folder / "r2" / _file_name(name), self.limits)
-        return self._buckets[name]
+        return self.stores.bucket(name)
 
     def key_values(self, name: str) -> KVStore:
         """A KV namespace of the cluster."""
-        if name not in self._namespaces:
-            path = self.data_folder / "kv" / f"{_file_name(name)}.sqlite"
-            self._namespaces[name] = KVStore(path, keep_previous=self.faults is not None)
-        return self._namespaces[name]
+        return self.stores.key_values(name)
 
-    def class_store(self, script: str, class_name: str) -> ClassStore:
-        """The storage of a class of objects."""
-        key = (script, class_name)
-        if key not in self._classes:
-            self._classes[key] = ClassStore(self._class_path(script, class_name))
-        return self._classes[key]
-
-    def _class_path(self, script: str, class_name: str) -> Path:
-        name = f"{_file_name(script)}.{_file_name(class_name)}.sqlite"
-        return self.data_folder / "objects" / name
+    @property
+    def stores(self) -> Stores:
+        """What the cluster keeps."""
+        if self._stores is None:
+            raise EmulatorError("the cluster is not running, so nothing of what it keeps is open")
+        return self._stores
 
     async def isolate(self, worker: str) -> Isolate:
         """A Worker's isolate, made if it is not running. Raises `WorkerLost`."""
         config = self._config(worker)
         while True:
             if not self.running:
-                raise WorkerLost("the cluster is stopping")
+                raise WorkerLost(STOPPING)
             if worker in self._dead:
                 raise WorkerLost(f"Worker {worker} is down")
             found = self._isolates.get(worker)
@@ -352,30 +340,6 @@ class Cluster:
                     )
 
 
-def request_of(call: Call) -> Request:
-    """A call from outside as a request."""
-    url = f"{ORIGIN}{call.path}" + (f"?{call.query}" if call.query else "")
-    return Request(url, method=call.method, headers=dict(call.headers), body=call.body or None)
-
-
-async def reply_of(response: Response) -> Reply:
-    """A response for somebody outside."""
-    headers = dict(response.headers.items())
-    stream = response.take()
-    if stream is None or stream.whole:
-        return Reply(response.status, b"" if stream is None else await stream.read_all(), headers)
-    return Reply(response.status, pieces_of(stream), headers)
-
-
-async def pieces_of(stream: ReadableStream) -> AsyncIterator[bytes]:
-    """A body's pieces; leaving off gives it up."""
-    try:
-        while piece := await stream.read(PIECE):
-            yield piece
-    finally:
-        await stream.cancel()
-
-
 def _make_engine(kind: EngineKind, limit: int) -> Host:
     if kind == "wasm":
         from engine.wasm import WasmEngine
@@ -384,30 +348,6 @@ def _make_engine(kind: EngineKind, limit: int) -> Host:
     from engine.native import NativeEngine
 
     return NativeEngine(limit)
-
-
-def _file_name(name: str) -> str:
-    """A name as part of a file's name, and never the same for two names."""
-    if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
-        return name
-    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
-
-
-def _lock(folder: Path) -> Any:
-    """Keeps a second cluster away from a data folder: an object lives once."""
-    try:
-        import fcntl
-    except ImportError:
-        return contextlib.ExitStack()
-    file = (folder / "lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise EmulatorError(
-            f"{folder} is in use by another cluster; stop it, or take another folder"
-        ) from None
-    return file
 
 
 def _to_stderr(line: str) -> None:

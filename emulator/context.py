@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from emulator.errors import DurableObjectAbort, WorkerLost
 from emulator.limits import Spending
-from emulator.streams import ReadableStream
+from emulator.streams import PIECE, ReadableStream
 
 if TYPE_CHECKING:
     from emulator.isolate import Isolate
@@ -36,12 +36,11 @@ class Owner:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.streams: weakref.WeakSet[ReadableStream] = weakref.WeakSet()
 
-    def lose(self, reason: str) -> None:
-        """Stops every task; whatever is still called raises `WorkerLost`."""
+    def lose(self, reason: str, spared: asyncio.Task[Any] | None = None) -> None:
+        """Stops every task but `spared`; whatever is still called raises `WorkerLost`."""
         self.lost = self.lost or reason
-        here = _task_here()
         for task in list(self.tasks):
-            if task is not here:
+            if task is not spared:
                 task.cancel(reason)
 
     async def ended(self, seconds: float) -> bool:
@@ -128,8 +127,12 @@ class IoContext:
 
     def adopt(self, stream: ReadableStream) -> None:
         """Takes over a body from elsewhere: given up with its owner, if nobody reads it to its end."""
-        if not stream.finished:
+        if not stream.finished and stream not in self.owner.streams:
             self.owner.streams.add(stream)
+            if not stream.whole:
+                # What of it passes through at a time.
+                self.count(PIECE)
+                stream.on_end(lambda: self.uncount(PIECE))
 
     def disown(self, stream: ReadableStream) -> None:
         """Hands a body on."""

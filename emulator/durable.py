@@ -158,7 +158,7 @@ class DurableObjectState:
     def abort(self, reason: str | None = None) -> NoReturn:
         """Resets the object at once: its calls fail, its attributes are gone, its storage stays."""
         reason = reason or "Durable Object abort requested"
-        self._live.stop(reason)
+        self._live.stop(reason, spared=asyncio.current_task())
         raise DurableObjectAbort(reason)
 
     def __getattr__(self, name: str) -> Any:
@@ -178,7 +178,7 @@ class LiveObject:
         self.owner.on_activity = self._watch_idleness
         self._idle: asyncio.TimerHandle | None = None
         self._before = before
-        self._store: ClassStore = isolate.cluster.class_store(isolate.name, class_name)
+        self._store: ClassStore = isolate.cluster.stores.of_class(isolate.name, class_name)
         self._spending = Spending(isolate.limits)
         self._instance: Any = None
         self._starting = asyncio.Lock()
@@ -214,13 +214,20 @@ class LiveObject:
         event = self._event("alarm()")
 
         async def handle() -> None:
-            handler = getattr(await self._ready(), "alarm", None)
-            if handler is None:
-                raise TypeError(f"{self.class_name} has no alarm handler")
-            info = [{"isRetry": retry > 0, "retryCount": retry}]
-            await handler(*(info if inspect.signature(handler).parameters else []))
+            self.isolate.cluster.count_request(1)
+            try:
+                await self._ring(retry)
+            finally:
+                self.isolate.cluster.count_request(-1)
 
         await self.isolate.run(event, handle, survives=True)
+
+    async def _ring(self, retry: int) -> None:
+        handler = getattr(await self._ready(), "alarm", None)
+        if handler is None:
+            raise TypeError(f"{self.class_name} has no alarm handler")
+        info = [{"isRetry": retry > 0, "retryCount": retry}]
+        await handler(*(info if inspect.signature(handler).parameters else []))
 
     def _event(self, what: str) -> IoContext:
         self._spending.reset()
@@ -246,8 +253,9 @@ class LiveObject:
         kind = self.isolate.entry_class(self.class_name)
         try:
             self._instance = self.event.run_sync(kind, state, self.isolate.env)
-        except Exception:
-            self.stop("the object's constructor failed")
+        except Exception as error:
+            self.isolate.report(f"{self.event.label}: its constructor failed", error)
+            self._reset(f"the object's constructor raised {type(error).__name__}: {error}")
             raise
 
     def _schedule(self, at_ms: int | None) -> None:
@@ -257,7 +265,10 @@ class LiveObject:
         """See `DurableObjectState.blockConcurrencyWhile`."""
         self._blocks += 1
         self._open.clear()
-        return self.event.spawn(self._blocked(work), "blockConcurrencyWhile")
+        task = self.event.spawn(self._blocked(work), "blockConcurrencyWhile")
+        # The object is reset when it fails, whether or not the object's code waits for it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
     async def _blocked(self, work: Callable[[], Awaitable[Any]]) -> Any:
         seconds = self.isolate.limits.block_concurrency_seconds
@@ -265,25 +276,28 @@ class LiveObject:
             async with asyncio.timeout(seconds):
                 return await work()
         except TimeoutError:
-            self.stop(f"a call to blockConcurrencyWhile() waited for longer than {seconds:g} s")
+            self._reset(f"a call to blockConcurrencyWhile() waited for longer than {seconds:g} s")
             raise
         except Exception as error:
             self.isolate.report(f"{self.event.label}: blockConcurrencyWhile failed", error)
-            self.stop(f"blockConcurrencyWhile raised {type(error).__name__}: {error}")
+            self._reset(f"blockConcurrencyWhile raised {type(error).__name__}: {error}")
             raise
         finally:
             self._blocks -= 1
             if not self._blocks:
                 self._open.set()
 
-    def stop(self, reason: str) -> None:
-        """Ends the instance. What runs in it is lost; the next call makes another."""
+    def _reset(self, reason: str) -> None:
+        self.stop(reason, spared=asyncio.current_task())
+
+    def stop(self, reason: str, spared: asyncio.Task[Any] | None = None) -> None:
+        """Ends the instance: what runs in it, but for `spared`, is lost. The next call makes another."""
         key = (self.class_name, self.id.hex)
         if self.isolate.objects.get(key) is self:
             del self.isolate.objects[key]
             self.isolate.cluster.is_ending(self.isolate.name, *key, self.owner)
         self.forget_idleness()
-        self.owner.lose(reason)
+        self.owner.lose(reason, spared)
         for stream in list(self.owner.streams):
             self.isolate.give_up(stream)
 
@@ -344,7 +358,7 @@ class AlarmClock:
 
     async def _run(self, script: str, class_name: str, id: ObjectId, at_ms: int, retry: int) -> None:
         """An alarm rings at least once: until its handler is through, it stays in the database."""
-        store = self._cluster.class_store(script, class_name)
+        store = self._cluster.stores.of_class(script, class_name)
         store.begin_alarm(id.hex)
         limits = self._cluster.limits
         tried = retry

@@ -6,6 +6,7 @@ Bodies stream both ways. A client that leaves cancels its request; stopping ends
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import Generator, Mapping
@@ -43,7 +44,6 @@ class HttpFront:
         self._max_body = max_body
         self._workers: dict[int, str] = {}
         self._answering: set[asyncio.Task[Any]] = set()
-        self._stopping = asyncio.Event()
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.addresses: dict[str, str] = {}
@@ -79,27 +79,17 @@ class HttpFront:
         """Ends every connection and stops listening."""
         assert self._server is not None
         assert self._serving is not None
-        self._stopping.set()
-        self._server.should_exit = self._server.force_exit = True
         for task in list(self._answering):
             task.cancel()
         if self._answering:
             await asyncio.wait(set(self._answering))
-        for connection in list(self._server.server_state.connections):
-            connection.transport.abort()
+        self._server.stopping.set()
         await self._serving
 
     async def until_interrupted(self) -> None:
         """Waits for Ctrl-C or a termination signal."""
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
-        for number in signals:
-            loop.add_signal_handler(number, self._stopping.set)
-        try:
-            await self._stopping.wait()
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
+        with interruption() as interrupted:
+            await interrupted.wait()
 
     async def _answer(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         assert scope["type"] == "http"
@@ -138,12 +128,31 @@ class HttpFront:
         return await _send_response(response, scope["method"] == "HEAD", send)
 
 
+@contextmanager
+def interruption() -> Generator[asyncio.Event, None, None]:
+    """An event that Ctrl-C and a termination signal set, instead of what they do otherwise.
+
+    Enter it before anybody is told that the server is ready, or a signal may come too early to be heard.
+    """
+    loop = asyncio.get_running_loop()
+    interrupted = asyncio.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, interrupted.set)
+    try:
+        yield interrupted
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
 class _Server(uvicorn.Server):
-    """A server that leaves signals to whoever runs it, and says when it listens."""
+    """A server that leaves signals to whoever runs it, says when it listens, and stops at once."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self.stopping = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -152,6 +161,22 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+    async def main_loop(self) -> None:
+        while not self.stopping.is_set():
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), 1)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        for server in self.servers:
+            await server.wait_closed()
 
 
 class _Incoming:

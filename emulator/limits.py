@@ -24,7 +24,6 @@ class Limits:
     # Documented as 32 for one request; counted always, refused only where a number is set.
     worker_invocations: int | None = None
     wait_until_seconds: float = 30.0
-    request_bytes: int = 100_000_000
     rpc_value_bytes: int = 32 * MIB
 
     kv_key_bytes: int = 512

@@ -10,17 +10,34 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 from emulator.context import current
 from emulator.errors import JsException, StreamBroken
 from emulator.faults import Faults
 from emulator.headers import HeaderList
-from emulator.r2_store import Entry, R2Store, Upload, r2_error
+from emulator.limits import Limits
+from emulator.r2_store import Entry, R2Store, r2_error
+from emulator.r2_uploads import Upload, Uploads
 from emulator.streams import FileSource, ReadableStream, Source
 from emulator.values import JsDict, options_of
 
-__all__ = ["R2Bucket", "R2Object", "R2ObjectBody", "R2Store"]
+
+class Bucket:
+    """A bucket: its objects, and the uploads that are to become some."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.objects = R2Store(folder, limits)
+        self.uploads = Uploads(self.objects)
+
+    def register(self, key: str, path: Path, custom_metadata: Mapping[str, str] | None = None) -> Entry:
+        """Makes a file an object without copying it."""
+        return self.objects.register(key, path, custom_metadata)
+
+    def close(self) -> None:
+        """Closes what it lies in."""
+        self.objects.close()
 
 
 class R2Object:
@@ -90,15 +107,15 @@ class R2ObjectBody(R2Object):
 class R2Bucket:
     """A bucket as a binding. `site` is its name for faults."""
 
-    def __init__(self, store: Callable[[], R2Store], faults: Faults | None, site: str) -> None:
-        self._open = store
+    def __init__(self, bucket: Callable[[], Bucket], faults: Faults | None, site: str) -> None:
+        self._open = bucket
         self._faults = faults
         self._site = site
 
     async def head(self, key: str) -> R2Object | None:
         """An object's metadata, or None."""
         async with self.operation("head"):
-            entry = self.store.entry(key)
+            entry = self.bucket.objects.entry(key)
             return None if entry is None else R2Object(entry)
 
     async def get(self, key: str, *args: Any, **kwargs: Any) -> R2Object | R2ObjectBody | None:
@@ -106,13 +123,16 @@ class R2Bucket:
         options = options_of(args, kwargs, "get")
         _known(options, ("range", "onlyIf"), "get")
         async with self.operation("get"):
-            entry = self.store.entry(key)
+            entry = self.bucket.objects.entry(key)
             if entry is None:
                 return None
             if not holds(options.get("onlyIf"), entry):
                 return R2Object(entry)
             offset, length = span(options.get("range"), entry.size)
-            source = self.store.open(entry, offset, length)
+            try:
+                source = self.bucket.objects.open(entry, offset, length)
+            except FileNotFoundError:
+                return None
         event = current()
         stream = ReadableStream(self._torn(source, length), length)
         event.adopt(stream)
@@ -141,24 +161,24 @@ class R2Bucket:
             condition = options.get("onlyIf")
 
             def allowed() -> bool:
-                return condition is None or holds(condition, self.store.entry(key))
+                return condition is None or holds(condition, self.bucket.objects.entry(key))
 
             if not allowed():
                 return None
-            entry = await self.store.put(key, _stream(value), options, allowed)
+            entry = await self.bucket.objects.put(key, _stream(value), options, allowed)
             return None if entry is None else R2Object(entry)
 
     async def delete(self, keys: str | list[str]) -> None:
         """Deletes objects; missing ones are no error."""
         async with self.operation("delete"):
-            self.store.delete([keys] if isinstance(keys, str) else keys)
+            self.bucket.objects.delete([keys] if isinstance(keys, str) else keys)
 
     async def list(self, *args: Any, **kwargs: Any) -> JsDict:
         """Objects by key: `prefix`, `delimiter`, `cursor`, `startAfter`, `limit`, `include`."""
         options = options_of(args, kwargs, "list")
         _known(options, ("prefix", "delimiter", "cursor", "startAfter", "limit", "include"), "list")
         async with self.operation("list"):
-            page = self.store.list(options)
+            page = self.bucket.objects.list(options)
         found = JsDict(
             objects=[R2Object(entry) for entry in page.entries],
             truncated=page.cursor is not None,
@@ -173,7 +193,7 @@ class R2Bucket:
         options = options_of(args, kwargs, "createMultipartUpload")
         _known(options, ("httpMetadata", "customMetadata", "storageClass"), "createMultipartUpload")
         async with self.operation("createMultipartUpload"):
-            return R2MultipartUpload(self, self.store.begin_upload(key, options))
+            return R2MultipartUpload(self, self.bucket.uploads.begin(key, options))
 
     def resumeMultipartUpload(self, key: str, id: str) -> R2MultipartUpload:  # noqa: N802
         """An upload that was begun elsewhere; whether it exists shows when it is used."""
@@ -200,8 +220,8 @@ class R2Bucket:
         return TornSource(source, faults.cut(self._site, length))
 
     @property
-    def store(self) -> R2Store:
-        """What the bucket lies in, opened when it is first used."""
+    def bucket(self) -> Bucket:
+        """What the binding means, opened when it is first used."""
         return self._open()
 
 
@@ -217,19 +237,19 @@ class R2MultipartUpload:
     async def uploadPart(self, number: int, value: Any, *args: Any, **kwargs: Any) -> JsDict:  # noqa: N802
         """Stores a part; returns what `complete` wants to know of it."""
         async with self._bucket.operation("uploadPart"):
-            etag = await self._bucket.store.put_part(self._upload, number, _stream(value))
+            etag = await self._bucket.bucket.uploads.put_part(self._upload, number, _stream(value))
         return JsDict(partNumber=number, etag=etag)
 
     async def complete(self, parts: list[Mapping[str, Any]]) -> R2Object:
         """Makes the object of the parts named."""
         async with self._bucket.operation("completeMultipartUpload"):
             named = [(part["partNumber"], part["etag"]) for part in parts]
-            return R2Object(await self._bucket.store.complete(self._upload, named))
+            return R2Object(await self._bucket.bucket.uploads.complete(self._upload, named))
 
     async def abort(self) -> None:
         """Forgets the upload."""
         async with self._bucket.operation("abortMultipartUpload"):
-            self._bucket.store.abort(self._upload)
+            self._bucket.bucket.uploads.abort(self._upload)
 
 
 class TornSource:

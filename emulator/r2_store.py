@@ -28,13 +28,6 @@ CREATE TABLE IF NOT EXISTS objects (
     uploaded_ms INTEGER NOT NULL, http_metadata TEXT NOT NULL, custom_metadata TEXT NOT NULL,
     path TEXT, stamp TEXT
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS uploads (
-    id TEXT PRIMARY KEY, key TEXT NOT NULL, options TEXT NOT NULL, done INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS parts (
-    id TEXT NOT NULL, number INTEGER NOT NULL, size INTEGER NOT NULL, etag TEXT NOT NULL, file TEXT NOT NULL,
-    PRIMARY KEY (id, number)
-) WITHOUT ROWID;
 """
 SAMPLE: Final = 64 << 10
 WRITE: Final = 1 << 20
@@ -63,14 +56,6 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
-    """An upload in parts."""
-
-    key: str
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
 class Page:
     """A piece of a listing; `cursor` leads to the next."""
 
@@ -80,7 +65,7 @@ class Page:
 
 
 @dataclass(slots=True)
-class _Written:
+class Written:
     """A file that was written and is not an object yet."""
 
     path: Path
@@ -97,19 +82,18 @@ class R2Store:
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder = folder
-        self._limits = limits
-        self._database = connect(folder / "index.sqlite", _SCHEMA)
-        self._blobs = folder / "blobs"
-        self._blobs.mkdir(exist_ok=True)
-        self._sweep()
+        self.limits = limits
+        self.database = connect(folder / "index.sqlite", _SCHEMA)
+        self.blobs = folder / "blobs"
+        self.blobs.mkdir(exist_ok=True)
 
     def close(self) -> None:
         """Closes the index."""
-        self._database.close()
+        self.database.close()
 
     def register(self, key: str, path: Path, custom_metadata: Mapping[str, str] | None = None) -> Entry:
         """Makes a file an object without copying it. If it is one already and unchanged, nothing changes."""
-        _check_key(key, "put", self._limits.r2_key_bytes)
+        check_key(key, "put", self.limits.r2_key_bytes)
         path = path.resolve()
         stamp = _stamp(path.stat())
         known = self._row(key)
@@ -124,7 +108,7 @@ class R2Store:
 
     def entry(self, key: str) -> Entry | None:
         """An object, or None."""
-        _check_key(key, "get", self._limits.r2_key_bytes)
+        check_key(key, "get", self.limits.r2_key_bytes)
         found = self._row(key)
         return None if found is None else self._current(found)
 
@@ -154,12 +138,12 @@ class R2Store:
         self, key: str, stream: ReadableStream, options: Mapping[str, Any], allowed: Callable[[], bool]
     ) -> Entry | None:
         """Stores a body; `allowed` is asked once more when it is there. Raises when a checksum is wrong."""
-        _check_key(key, "put", self._limits.r2_key_bytes)
-        http, custom = self._metadata(options, "put")
+        check_key(key, "put", self.limits.r2_key_bytes)
+        http, custom = self.metadata(options, "put")
         wanted = [name for name in HASHES if options.get(name) is not None]
         if len(wanted) > 1:
             raise JsException("TypeError", "You cannot specify multiple hashing algorithms.")
-        written = await self._write(stream, wanted)
+        written = await self.write(stream, wanted)
         try:
             for name in wanted:
                 _check_digest(name, written.digests[name].digest(), options[name])
@@ -169,33 +153,34 @@ class R2Store:
         except BaseException:
             written.path.unlink(missing_ok=True)
             raise
-        return self._keep(key, written, written.etag(), written.digests["md5"].digest(), http, custom)
+        return self.keep(key, written, written.etag(), written.digests["md5"].digest(), http, custom)
 
-    def _keep(
+    def keep(
         self,
         key: str,
-        written: _Written,
+        written: Written,
         etag: str,
         md5: bytes | None,
         http: Mapping[str, Any],
         custom: Mapping[str, str],
     ) -> Entry:
+        """Makes a file that was written an object, in place of the one that had the key."""
         entry = Entry(key, written.path.name, written.size, etag, md5, _now(), http, custom, written.path)
         old = self._row(key)
         self._insert(entry)
         self._discard(old)
         return entry
 
-    async def _write(self, stream: ReadableStream, hashes: list[str]) -> _Written:
+    async def write(self, stream: ReadableStream, hashes: list[str]) -> Written:
         """Writes a body to a file of its own, that no object is until it is whole."""
-        written = _Written(self._blobs / secrets.token_hex(16))
+        written = Written(self.blobs / secrets.token_hex(16))
         for name in hashes:
             written.digests[name] = hashlib.new(name)
         try:
             with written.path.open("xb", buffering=0) as file:
                 while piece := await stream.read(WRITE):
                     written.size += len(piece)
-                    if written.size > self._limits.r2_put_bytes:
+                    if written.size > self.limits.r2_put_bytes:
                         raise r2_error(
                             "put", "Your proposed upload exceeds the maximum allowed object size.", 10012
                         )
@@ -214,9 +199,9 @@ class R2Store:
         if len(keys) > 1000:
             raise r2_error("delete", "The number of keys to delete must be at most 1000.", 10012)
         for key in keys:
-            _check_key(key, "delete", self._limits.r2_key_bytes)
+            check_key(key, "delete", self.limits.r2_key_bytes)
             old = self._row(key)
-            self._database.execute("DELETE FROM objects WHERE key = ?", (key.encode(),))
+            self.database.execute("DELETE FROM objects WHERE key = ?", (key.encode(),))
             self._discard(old)
 
     def list(self, options: Mapping[str, Any]) -> Page:
@@ -234,7 +219,7 @@ class R2Store:
         entries: list[Entry] = []
         prefixes: list[bytes] = []
         while True:
-            row = self._database.execute(
+            row = self.database.execute(
                 "SELECT * FROM objects WHERE key > ? AND key >= ? ORDER BY key LIMIT 1", (after, prefix)
             ).fetchone()
             if row is None or not row[0].startswith(prefix):
@@ -252,110 +237,21 @@ class R2Store:
             if entry is not None:
                 entries.append(entry)
 
-    def begin_upload(self, key: str, options: Mapping[str, Any]) -> Upload:
-        """Begins an upload in parts."""
-        _check_key(key, "createMultipartUpload", self._limits.r2_key_bytes)
-        http, custom = self._metadata(options, "createMultipartUpload")
-        upload = Upload(key, secrets.token_hex(32))
-        self._database.execute(
-            "INSERT INTO uploads (id, key, options) VALUES (?, ?, ?)",
-            (upload.id, key, json.dumps({"httpMetadata": http, "customMetadata": custom})),
-        )
-        return upload
-
-    async def put_part(self, upload: Upload, number: int, stream: ReadableStream) -> str:
-        """Stores a part; returns its etag."""
-        if not 1 <= number <= self._limits.r2_parts:
-            raise r2_error("uploadPart", f"Part number must be between 1 and {self._limits.r2_parts}", 10025)
-        self._options_of(upload, "uploadPart")
-        written = await self._write(stream, [])
-        etag = hashlib.md5(written.digests["md5"].digest() + upload.id.encode()).hexdigest()
-        old = self._parts(upload).get(number)
-        self._database.execute(
-            "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?)",
-            (upload.id, number, written.size, etag, written.path.name),
-        )
-        if old is not None:
-            (self._blobs / old[2]).unlink(missing_ok=True)
-        return etag
-
-    async def complete(self, upload: Upload, named: list[tuple[int, str]]) -> Entry:
-        """Makes an object of parts, in the order of their numbers."""
-        options = self._options_of(upload, "completeMultipartUpload")
-        parts = self._parts(upload)
-        chosen: list[tuple[int, str, str]] = []
-        for number, etag in sorted(named):
-            part = parts.get(number)
-            if part is None or part[1] != etag:
-                raise r2_error(
-                    "completeMultipartUpload", "One or more of the specified parts could not be found.", 10025
-                )
-            chosen.append(part)
-        if len({number for number, _ in named}) != len(named) or not chosen:
-            raise r2_error("completeMultipartUpload", "There was a problem with the multipart upload.", 10024)
-        for size, _, _ in chosen[:-1]:
-            if size < self._limits.r2_part_bytes:
-                raise r2_error(
-                    "completeMultipartUpload",
-                    "Your proposed upload is smaller than the minimum allowed object size.",
-                    10011,
-                )
-        if len({size for size, _, _ in chosen[:-1]}) > 1 or chosen[-1][0] > chosen[0][0]:
-            raise r2_error("completeMultipartUpload", "There was a problem with the multipart upload.", 10048)
-        written = _Written(self._blobs / secrets.token_hex(16))
-        whole = hashlib.md5()
-        try:
-            with written.path.open("xb", buffering=0) as target:
-                for size, _, file in chosen:
-                    digest = _append(target, self._blobs / file)
-                    whole.update(digest)
-                    written.size += size
-        except BaseException:
-            written.path.unlink(missing_ok=True)
-            raise
-        etag = f"{whole.hexdigest()}-{len(chosen)}"
-        entry = self._keep(
-            upload.key, written, etag, None, options["httpMetadata"], options["customMetadata"]
-        )
-        self._forget(upload)
-        return entry
-
-    def abort(self, upload: Upload) -> None:
-        """Forgets an upload; one that is over is no error."""
-        self._forget(upload)
-
-    def _forget(self, upload: Upload) -> None:
-        for _, _, file in self._parts(upload).values():
-            (self._blobs / file).unlink(missing_ok=True)
-        self._database.execute("DELETE FROM parts WHERE id = ?", (upload.id,))
-        self._database.execute("UPDATE uploads SET done = 1 WHERE id = ?", (upload.id,))
-
-    def _options_of(self, upload: Upload, what: str) -> dict[str, Any]:
-        row = self._database.execute(
-            "SELECT options FROM uploads WHERE id = ? AND key = ? AND NOT done", (upload.id, upload.key)
-        ).fetchone()
-        if row is None:
-            raise r2_error(what, "The specified multipart upload does not exist.", 10024)
-        return json.loads(row[0])
-
-    def _parts(self, upload: Upload) -> dict[int, tuple[int, str, str]]:
-        rows = self._database.execute("SELECT number, size, etag, file FROM parts WHERE id = ?", (upload.id,))
-        return {number: (size, etag, file) for number, size, etag, file in rows}
-
-    def _metadata(self, options: Mapping[str, Any], what: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    def metadata(self, options: Mapping[str, Any], what: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """HTTP metadata and custom metadata of an upload. Raises when there is too much."""
         http, custom = dict(options.get("httpMetadata") or {}), dict(options.get("customMetadata") or {})
         size = sum(len(name.encode()) + len(str(value).encode()) for name, value in custom.items())
-        if size > self._limits.r2_metadata_bytes:
+        if size > self.limits.r2_metadata_bytes:
             raise r2_error(what, "Your metadata headers exceed the maximum allowed metadata size.", 10012)
         return http, {name: str(value) for name, value in custom.items()}
 
     def _row(self, key: str) -> Entry | None:
-        row = self._database.execute("SELECT * FROM objects WHERE key = ?", (key.encode(),)).fetchone()
+        row = self.database.execute("SELECT * FROM objects WHERE key = ?", (key.encode(),)).fetchone()
         return None if row is None else self._entry_of(row)
 
     def _entry_of(self, row: tuple[Any, ...]) -> Entry:
         key, version, size, etag, md5, uploaded, http, custom, path, stamp = row
-        where = self._blobs / version if path is None else Path(path)
+        where = self.blobs / version if path is None else Path(path)
         return Entry(
             key.decode(),
             version,
@@ -371,7 +267,7 @@ class R2Store:
 
     def _insert(self, entry: Entry) -> None:
         path = None if entry.stamp is None else str(entry.path)
-        self._database.execute(
+        self.database.execute(
             "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 entry.key.encode(), entry.version, entry.size, entry.etag, entry.md5, entry.uploaded_ms,
@@ -384,26 +280,16 @@ class R2Store:
         if entry is not None and entry.stamp is None:
             entry.path.unlink(missing_ok=True)
 
-    def _sweep(self) -> None:
-        """Removes what a process that was killed left behind."""
-        kept = {row[0] for row in self._database.execute("SELECT version FROM objects WHERE path IS NULL")}
-        kept |= {row[0] for row in self._database.execute("SELECT file FROM parts")}
-        for path in self._blobs.iterdir():
+    def sweep(self, kept: set[str]) -> None:
+        """Removes what a process that was killed left behind: all files but those of objects and `kept`."""
+        kept |= {row[0] for row in self.database.execute("SELECT version FROM objects WHERE path IS NULL")}
+        for path in self.blobs.iterdir():
             if path.name not in kept:
                 path.unlink()
 
 
-def _append(target: Any, path: Path) -> bytes:
-    """Copies a part behind what is there; returns its digest."""
-    digest = hashlib.md5()
-    with path.open("rb") as source:
-        while piece := source.read(WRITE):
-            digest.update(piece)
-            target.write(piece)
-    return digest.digest()
-
-
-def _check_key(key: object, what: str, most: int) -> None:
+def check_key(key: object, what: str, most: int) -> None:
+    """Raises for what cannot be a key."""
     if not isinstance(key, str):
         raise TypeError(f"an R2 key is text, found {key!r:.80}")
     if not key or len(key.encode()) > most:

@@ -71,6 +71,24 @@ def test_an_objects_constructor_ends_before_its_first_request_begins(tmp_path: P
     run(scenario)
 
 
+def test_an_object_that_does_not_start_fails_its_callers_with_the_reason_and_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        for breaks in ("constructor", "preparation"):
+            config = part(vars={"BREAKS": breaks}, objects={"BROKEN": "Broken"})
+            async with running(tmp_path / breaks, config) as cluster:
+                found = await value(cluster, "/broken")
+                assert isinstance(found, list)
+                if breaks == "constructor":
+                    assert all("RuntimeError: no start" in each for each in found)
+                else:
+                    assert "RuntimeError: no preparation" in found[0]
+                    assert found[1] == 2
+
+    run(scenario)
+
+
 def test_requests_of_one_object_interleave_where_they_wait_and_may_wait_for_each_other(
     tmp_path: Path,
 ) -> None:

@@ -262,6 +262,18 @@ def test_restarts_and_evictions_take_attributes_and_leave_storage(tmp_path: Path
     run(scenario)
 
 
+def test_a_worker_whose_own_call_evicts_it_is_lost_and_comes_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        faults = Faults(1, {"evict": 1})
+        async with running(tmp_path, part(), faults=faults) as cluster:
+            with pytest.raises(PeerLost, match="evicted"):
+                await value(cluster, "/send?10")
+            faults.rates.clear()
+            assert await value(cluster, "/send?10") == 10
+
+    run(scenario)
+
+
 def test_stale_reads_see_the_value_before(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, part(), faults=Faults(4, {"kv_stale": 0.5})) as cluster:

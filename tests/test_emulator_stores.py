@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from emulator.errors import JsException, StreamBroken
 from emulator.kv import KVStore, Value
 from emulator.limits import Limits
-from emulator.r2 import holds, span
+from emulator.r2 import Bucket, holds, span
 from emulator.r2_store import R2Store
 from emulator.streams import BytesSource, FileSource, PumpSource, ReadableStream
 from emulator.values import crossed, dump, load
@@ -143,7 +143,7 @@ def test_a_put_that_breaks_off_leaves_the_old_object_and_no_scraps(bucket: R2Sto
 def test_what_a_killed_process_left_is_swept_at_the_next_start(bucket: R2Store) -> None:
     put(bucket, "k", b"kept")
     (bucket.folder / "blobs" / "0123").write_bytes(b"scrap")
-    R2Store(bucket.folder, Limits()).close()
+    Bucket(bucket.folder, Limits()).close()
     assert [path.read_bytes() for path in (bucket.folder / "blobs").iterdir()] == [b"kept"]
 
 
@@ -252,7 +252,7 @@ def test_a_closed_file_is_closed_once_and_a_forgotten_one_too(tmp_path: Path) ->
     (tmp_path / "file").write_bytes(bytes(3 << 20))
 
     def opened() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
+        return len(list(Path("/dev/fd").iterdir()))
 
     async def scenario() -> None:
         before = opened()

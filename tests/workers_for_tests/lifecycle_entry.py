@@ -9,9 +9,31 @@ import boundary
 from protocol.calls import Reply, json_reply
 from workers import DurableObject, Response, WorkerEntrypoint
 
-__all__ = ["Default", "Meeting"]
+__all__ = ["Broken", "Default", "Meeting"]
 
 seen = []
+
+
+class Broken(DurableObject):
+    """An object that does not start."""
+
+    attempts = 0
+
+    def __init__(self, ctx, env):
+        super().__init__(ctx, env)
+        type(self).attempts += 1
+        if env.BREAKS == "constructor":
+            raise RuntimeError("no start")
+
+        async def prepare():
+            await asyncio.sleep(0)
+            if type(self).attempts == 1:
+                raise RuntimeError("no preparation")
+
+        ctx.blockConcurrencyWhile(prepare)
+
+    async def fetch(self, request):
+        return Response.json(type(self).attempts)
 
 
 class Meeting(DurableObject):
@@ -184,6 +206,16 @@ class Default(WorkerEntrypoint):
         except Exception as error:
             return Response.json({"error": type(error).__name__, "detail": str(error)})
         return Response.json({"status": reply.status})
+
+    async def broken(self, call):
+        call = type(call)("GET", "/")
+        found = []
+        for _ in range(2):
+            try:
+                found.append((await boundary.objects(self.env.BROKEN).peer("b").call(call)).json())
+            except Exception as error:
+                found.append(str(error))
+        return Response.json(found)
 
     async def fails(self, call):
         raise ValueError("a sentence of its own")
