@@ -10,12 +10,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from engine.blocks import Arena, Block, Unit
 from engine.client import Engine
 from protocol.calls import Inflow, ShortBody
 from protocol.ports import BlobFailed, PeerLost
+
+# A body may break off on its way; the bytes behind it are still good.
+ORIGIN_ATTEMPTS: Final = 4
+PAUSE_SECONDS: Final = 0.05
 
 
 class BadWeights(Exception):
@@ -165,18 +169,25 @@ class Weights:
 
     async def _again(self, block: Block, at: int) -> None:
         """Reads a block past the caches. Raises `BadWeights` when it is still not what the knot says."""
-        self.reads.again += 1
-        self.reads.opened += 1
-        self.reads.bytes += block.length
-        inflow = await self.source.open_origin(block)
-        try:
-            await inflow.pour(self._engine.host, at, block.length)
-        except ShortBody as error:
-            raise BadWeights(
-                f"{self._where(block, 0)}: {error}; verify the knot and upload it again"
-            ) from error
-        finally:
-            await inflow.cancel()
+        for left in reversed(range(ORIGIN_ATTEMPTS)):
+            self.reads.again += 1
+            self.reads.opened += 1
+            self.reads.bytes += block.length
+            inflow = await self.source.open_origin(block)
+            try:
+                await inflow.pour(self._engine.host, at, block.length)
+                break
+            except ShortBody as error:
+                if not left:
+                    raise BadWeights(
+                        f"{self._where(block, 0)}: {error}; verify the knot and upload it again"
+                    ) from error
+            except (PeerLost, BlobFailed):
+                if not left:
+                    raise
+            finally:
+                await inflow.cancel()
+            await asyncio.sleep(PAUSE_SECONDS)
         bad = await self._check(block, at)
         if bad is not None:
             raise BadWeights(

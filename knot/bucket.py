@@ -6,12 +6,18 @@ is noticed and never mixed with its predecessor. Standard library only: it also 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeVar
 
 from knot.header import DIGEST_BYTES, KnotHeader, TensorInfo
 from knot.reader import read_header
-from protocol.calls import Inflow
-from protocol.ports import BlobSource
+from protocol.calls import Inflow, ShortBody
+from protocol.ports import BlobFailed, BlobSource
+
+T = TypeVar("T")
+ATTEMPTS: Final = 4
+PAUSE_SECONDS: Final = 0.05
 
 
 class BucketKnot:
@@ -29,7 +35,7 @@ class BucketKnot:
 
         Raises `BlobMissing`, `BlobChanged` when the upload changes meanwhile, and `KnotError`.
         """
-        info = await blobs.head(key)
+        info = await _patiently(lambda: blobs.head(key))
         return cls(blobs, key, info.etag, await read_header(_Upload(blobs, key, info.etag, info.size)))
 
     @property
@@ -39,11 +45,13 @@ class BucketKnot:
 
     async def read(self, offset: int, length: int) -> bytes:
         """A short range of the payload, whole."""
-        return await self._blobs.read(self.key, self.header.file_offset(offset), length, self.etag)
+        at = self.header.file_offset(offset)
+        return await _patiently(lambda: self._blobs.read(self.key, at, length, self.etag))
 
     async def stream(self, offset: int, length: int) -> Inflow:
         """A long range of the payload as one read."""
-        return await self._blobs.open(self.key, self.header.file_offset(offset), length, self.etag)
+        at = self.header.file_offset(offset)
+        return await _patiently(lambda: self._blobs.open(self.key, at, length, self.etag))
 
     async def digests(self, tensors: Iterable[TensorInfo]) -> Digests:
         """The digests of some tensors, in one read that covers them all."""
@@ -76,7 +84,17 @@ class _Upload:
         self._blobs, self._key, self._etag, self._size = blobs, key, etag, size
 
     async def read(self, offset: int, length: int) -> bytes:
-        return await self._blobs.read(self._key, offset, length, self._etag)
+        return await _patiently(lambda: self._blobs.read(self._key, offset, length, self._etag))
 
     async def size(self) -> int:
         return self._size
+
+
+async def _patiently(read: Callable[[], Awaitable[T]]) -> T:
+    """Reads again what a store could not give just now."""
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return await read()
+        except (BlobFailed, ShortBody):
+            await asyncio.sleep(PAUSE_SECONDS * 2**attempt)
+    return await read()

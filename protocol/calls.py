@@ -79,6 +79,12 @@ class Reply:
         return 200 <= self.status < 300
 
 
+def brief(error: BaseException) -> str:
+    """An error's last line: one that crossed from another part may bring its whole traceback."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip()[:500] if lines else type(error).__name__
+
+
 def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
     """An answer that says `value` in JSON."""
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

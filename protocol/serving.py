@@ -24,6 +24,7 @@ HTTP_STATUS: Final = {
     "internal": 500,
     "bad_weights": 502,
     "busy": 503,
+    "unavailable": 503,
     "over_budget": 503,
 }
 

@@ -45,6 +45,7 @@ class RefusalKind(StrEnum):
     CACHE_MISS = "cache_miss"
     STALE_EPOCH = "stale_epoch"
     LOST = "lost"
+    UNAVAILABLE = "unavailable"
     BUSY = "busy"
     OVER_BUDGET = "over_budget"
     WRONG_MODEL = "wrong_model"

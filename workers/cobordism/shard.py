@@ -22,7 +22,7 @@ from knot.bucket import BucketKnot
 from knot.quants import ggml_id
 from protocol.calls import Inflow, ShortBody
 from protocol.frames import Part, Tensor
-from protocol.ports import BlobChanged, BlobError, PeerLost
+from protocol.ports import BlobChanged, BlobError, BlobFailed, PeerLost
 from protocol.steps import Choice, LogitsStep, Refusal, RefusalKind
 from slice_settings import ShardSettings
 
@@ -138,9 +138,11 @@ class Shard:
         try:
             kept = [self._keep(work.step) for work in batch]
             await self._multiply([work.normed for work in batch], kept)
-        except (BadWeights, ShortBody, BlobError, PeerLost) as error:
+        except (ShortBody, BlobFailed, PeerLost) as error:
+            return self._failed(batch, Refusal(RefusalKind.UNAVAILABLE, str(error), 100))
+        except (BadWeights, BlobError) as error:
             # Another upload lies under the key: the next request boots anew.
-            self.stale = isinstance(error, BlobChanged)
+            self.stale = self.stale or isinstance(error, BlobChanged)
             return self._failed(batch, Refusal(RefusalKind.BAD_WEIGHTS, str(error)))
         except NonFinite as error:
             if len(batch) > 1:

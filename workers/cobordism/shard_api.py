@@ -10,10 +10,10 @@ from typing import Any, Final
 from engine.host import ABI_VERSION
 from engine.rows import RowsUnavailable
 from protocol.batching import BatchLoop
-from protocol.calls import Call, Reply, json_reply
+from protocol.calls import Call, Reply, ShortBody, json_reply
 from protocol.fields import BadField, Fields, json_fields
 from protocol.frames import BadFrame, Kind, Part, Tensor
-from protocol.ports import Background, BlobChanged, BlobError, Clock
+from protocol.ports import Background, BlobChanged, BlobError, BlobFailed, Clock, PeerLost
 from protocol.serving import answer_frame, answer_step, bad_frame, curl_answer, f32_row, is_frame, not_found
 from protocol.steps import (
     Choice,
@@ -93,6 +93,8 @@ class ShardApi:
         owned = [(position, token) for position, token in enumerate(tokens) if start <= token < end]
         try:
             rows = await self._rows.fetch([token for _, token in owned])
+        except (ShortBody, BlobFailed, PeerLost) as error:
+            raise Refusal(RefusalKind.UNAVAILABLE, str(error), 100) from error
         except (RowsUnavailable, BlobError) as error:
             shard.stale = isinstance(error, BlobChanged)
             raise Refusal(RefusalKind.BAD_WEIGHTS, str(error)) from error

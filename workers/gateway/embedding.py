@@ -68,7 +68,15 @@ async def embed(
 
 
 # What a shard's outage looks like. A disagreement about model or range is none: that must be mended.
-MAY_DEGRADE = frozenset((RefusalKind.LOST, RefusalKind.BUSY, RefusalKind.BAD_WEIGHTS, RefusalKind.INTERNAL))
+MAY_DEGRADE = frozenset(
+    (
+        RefusalKind.LOST,
+        RefusalKind.UNAVAILABLE,
+        RefusalKind.BUSY,
+        RefusalKind.BAD_WEIGHTS,
+        RefusalKind.INTERNAL,
+    )
+)
 
 
 async def _partial(

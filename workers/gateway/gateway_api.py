@@ -26,6 +26,7 @@ ENDPOINTS: Final = "POST /v1/completions, GET /v1/models, /health and /cluster"
 EVENTS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 STATUS: Final = {
     RefusalKind.BUSY: 503,
+    RefusalKind.UNAVAILABLE: 503,
     RefusalKind.OVER_BUDGET: 503,
     RefusalKind.LOST: 502,
     RefusalKind.BAD_WEIGHTS: 502,

@@ -24,9 +24,11 @@ T = TypeVar("T")
 F32 = 4
 
 # A fresh epoch may help against these; the others would only fail again.
-REPLAY = frozenset((RefusalKind.CACHE_MISS, RefusalKind.STALE_EPOCH, RefusalKind.LOST))
+REPLAY = frozenset(
+    (RefusalKind.CACHE_MISS, RefusalKind.STALE_EPOCH, RefusalKind.LOST, RefusalKind.UNAVAILABLE)
+)
 # The same step may be sent again after these: it is idempotent.
-RETRY = frozenset((RefusalKind.LOST, RefusalKind.BUSY, RefusalKind.INTERNAL))
+RETRY = frozenset((RefusalKind.LOST, RefusalKind.UNAVAILABLE, RefusalKind.BUSY, RefusalKind.INTERNAL))
 
 
 @dataclass(frozen=True, slots=True)

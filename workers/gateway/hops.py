@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.calls import FRAME, Call, Reply
+from protocol.calls import FRAME, Call, Reply, brief
 from protocol.deadlines import DeadlineExceeded, within
 from protocol.frames import BadFrame, Kind, Part, Tensor, decode, encode
 from protocol.ports import Background, Peer, PeerLost
@@ -98,7 +98,7 @@ class FrameHop:
         try:
             reply = await within(self._deadline, self._peer.call(call), self.name, self._background)
         except (PeerLost, DeadlineExceeded) as error:
-            raise Refusal(RefusalKind.LOST, f"{self.name}: {error}") from error
+            raise Refusal(RefusalKind.LOST, f"{self.name}: {brief(error)}") from error
         if reply.status != 200:
             raise _refusal_of(self.name, reply)
         try:

@@ -10,10 +10,13 @@ from typing import Any
 from generation import Route
 from hops import ShardHop, StationHop
 from knot.header import KnotHeader
-from protocol.calls import Call
+from protocol.calls import Call, brief
 from protocol.deadlines import DeadlineExceeded, within
 from protocol.ports import Background, Peer, PeerLost
 from protocol.settings import Settings, SettingsError, Variables
+
+HEALTH_ATTEMPTS = 4
+PAUSE_SECONDS = 0.1
 
 
 class RouteUnavailable(Exception):
@@ -104,14 +107,18 @@ async def find_route(
 async def _health(
     name: str, peer: Peer, headers: Mapping[str, str], background: Background
 ) -> dict[str, Any]:
-    try:
-        # A part that starts reads its knot's header first.
-        reply = await within(60, peer.call(Call("GET", "/health", headers=headers)), name, background)
-        if reply.status != 200:
-            raise RouteUnavailable(f"{name} answered {reply.status}: {reply.bytes()[:400].decode()}")
-        return dict(reply.json())
-    except (PeerLost, DeadlineExceeded, ValueError, TypeError) as error:
-        raise RouteUnavailable(f"{name} cannot be reached: {error}") from error
+    found = "was not asked"
+    for attempt in range(HEALTH_ATTEMPTS):
+        await asyncio.sleep(PAUSE_SECONDS * attempt)
+        try:
+            # A part that starts reads its knot's header first.
+            reply = await within(60, peer.call(Call("GET", "/health", headers=headers)), name, background)
+            if reply.status == 200:
+                return dict(reply.json())
+            found = f"answered {reply.status}: {reply.bytes()[:400].decode(errors='replace')}"
+        except (PeerLost, DeadlineExceeded, ValueError, TypeError) as error:
+            found = f"cannot be reached: {brief(error)}"
+    raise RouteUnavailable(f"{name} {found}")
 
 
 def _agree(name: str, health: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -183,9 +183,9 @@ class Station:
             broken = isinstance(error, NonFinite)
             kind = RefusalKind.NON_FINITE if broken else RefusalKind.OVER_BUDGET
             return self._refuse(admitted, Refusal(kind, str(error), None if broken else 1000))
-        except (BlobFailed, PeerLost) as error:
-            return self._refuse(admitted, Refusal(RefusalKind.LOST, str(error)))
-        except (BadWeights, ShortBody, BlobError) as error:
+        except (BlobFailed, PeerLost, ShortBody) as error:
+            return self._refuse(admitted, Refusal(RefusalKind.UNAVAILABLE, str(error), 100))
+        except (BadWeights, BlobError) as error:
             # Another upload lies under the key: the next request boots anew.
             self.stale = self.stale or isinstance(error, BlobChanged)
             return self._refuse(admitted, Refusal(RefusalKind.BAD_WEIGHTS, str(error)))
