@@ -15,7 +15,7 @@ from typing import Final
 
 from engine.blocks import Arena, Block, OverBudgetError, Rows, arena_bytes, largest_block, unit
 from engine.client import Adjust, Candidate, Selection, ShardConfig, ShardEngine
-from engine.errors import EngineError, NonFinite
+from engine.errors import BadState, EngineError, NonFinite
 from engine.rows import Desk, desk_bytes
 from engine.weights import BadWeights, Placed, Weights
 from knot.bucket import BucketKnot
@@ -124,6 +124,7 @@ class Shard:
     def take_over(self, knot: BucketKnot) -> None:
         """Serves a restarted object: engine and weights stay, kept logits and the way there do not."""
         self.knot = knot
+        self.stale = False
         self.weights.source = HeadSource(knot)
         self._free.extend(self._kept.values())
         self._kept.clear()
@@ -135,6 +136,8 @@ class Shard:
 
     async def run(self, batch: Sequence[LogitsWork]) -> list[Part | Exception]:
         """One pass over the slice for every row of the batch; each is answered by its part or a `Refusal`."""
+        if self.stale:
+            return [Refusal(RefusalKind.LOST, "another knot was uploaded; the shard boots anew")] * len(batch)
         try:
             kept = [self._keep(work.step) for work in batch]
             await self._multiply([work.normed for work in batch], kept)
@@ -196,7 +199,7 @@ class Shard:
         choice = step.choice
         start, end = self.settings.slice
         answers = min(choice.top_k, end - start) + len(choice.wanted)
-        needed = CANDIDATE_BYTES * (answers + len(choice.adjustments) + 16)
+        needed = CANDIDATE_BYTES * (answers + len(choice.wanted) + len(choice.adjustments) + 16)
         if needed > self.desk.size:
             raise Refusal(
                 RefusalKind.OVER_BUDGET,
@@ -214,6 +217,9 @@ class Shard:
                     wanted=[token for token in choice.wanted if start <= token < end],
                     workspace=(self.desk.at, self.desk.size),
                 )
+        except BadState as error:
+            # Its pass is still running, or broke off.
+            raise Refusal(RefusalKind.CACHE_MISS, str(error)) from error
         except EngineError as error:
             raise Refusal(RefusalKind.BAD_FRAME, str(error)) from error
         return slice_part(choice, selection)

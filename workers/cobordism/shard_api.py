@@ -96,7 +96,7 @@ class ShardApi:
         except (ShortBody, BlobFailed, PeerLost) as error:
             raise Refusal(RefusalKind.UNAVAILABLE, str(error), 100) from error
         except (RowsUnavailable, BlobError) as error:
-            shard.stale = isinstance(error, BlobChanged)
+            shard.stale = shard.stale or isinstance(error, BlobChanged)
             raise Refusal(RefusalKind.BAD_WEIGHTS, str(error)) from error
         positions = struct.pack(f"<{len(owned)}i", *(position for position, _ in owned))
         data = b"".join(rows[token] for _, token in owned)
