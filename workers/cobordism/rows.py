@@ -17,12 +17,18 @@ from typing import Final
 from engine.rows import RowReader, RowsUnavailable
 from knot.bucket import BucketKnot
 from protocol.calls import FRAME, Call
+from protocol.deadlines import DeadlineExceeded, within
 from protocol.frames import BadFrame, Kind, Part, Tensor, decode, encode
 from protocol.identity import Identity
 from protocol.ports import Background, KeyValue, Peer, PeerLost
 from slice_settings import ShardSettings
 
 SEEN_TOKENS: Final = 65_536
+MOST_AT_ONCE: Final = 4096  # rows that a warden gives in one answer
+
+# Seconds that a warden may take, and how many calls it is spared after it took longer: R2 has the rows too.
+PATIENCE: Final = 5.0
+LEFT_ALONE: Final = 32
 
 
 @dataclass(slots=True)
@@ -57,12 +63,14 @@ class EmbeddingRows:
         self._kv = kv if settings.use_kv else None
         self._headers = {**headers, "content-type": FRAME, **identity(knot, settings.slice).headers()}
         self._background = background
+        self._left_alone = 0
         self._seen: OrderedDict[int, int] = OrderedDict()
         self.counts = RowCounts()
 
     async def fetch(self, tokens: Sequence[int]) -> dict[int, bytes]:
         """Rows by id, each f32 [hidden_size]. Raises `RowsUnavailable` and `BlobError`."""
         found: dict[int, bytes] = {}
+        kept: dict[int, bytes] = {}
         missing = sorted(set(tokens))
         if self._warden is not None and missing:
             raw = await self._ask_warden(self._warden, missing, fill=False)
@@ -82,7 +90,7 @@ class EmbeddingRows:
         if missing:
             raise RowsUnavailable(f"knot {self._knot.key}: rows {missing[:8]} could not be had")
         if self._kv is not None:
-            self._remember(self._kv, found)
+            self._remember(self._kv, {token: row for token, row in found.items() if token not in kept})
         return found
 
     def kv_key(self, token: int) -> str:
@@ -100,14 +108,26 @@ class EmbeddingRows:
         return raw
 
     async def _ask_warden(self, warden: Peer, tokens: Sequence[int], fill: bool) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        for first in range(0, len(tokens), MOST_AT_ONCE):
+            found.update(await self._some_from_warden(warden, tokens[first : first + MOST_AT_ONCE], fill))
+        return found
+
+    async def _some_from_warden(self, warden: Peer, tokens: Sequence[int], fill: bool) -> dict[int, bytes]:
+        if self._left_alone > 0:
+            self._left_alone -= 1
+            return {}
         data = struct.pack(f"<{len(tokens)}i", *tokens)
         part = Part({"fill": fill}, {"ids": Tensor("ids", "i32", (len(tokens),), data)})
         call = Call("POST", "/tensors", encode(Kind.ROWS, [part]), self._headers)
         try:
-            reply = await warden.call(call)
+            reply = await within(PATIENCE, warden.call(call), "the warden", self._background)
             if reply.status != 200:
                 return {}
             return self._rows_of(decode(reply.bytes()).parts[0], set(tokens))
+        except DeadlineExceeded:
+            self._left_alone = LEFT_ALONE
+            return {}
         except (PeerLost, BadFrame, IndexError):
             return {}  # the next tier has them too
 
