@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import boundary
@@ -11,15 +10,17 @@ from durable_objects.cobordism_warden_api import CobordismWardenApi
 from durable_objects.front import unavailable
 from durable_objects.layer_warden import isolate_budget
 from engine.client import Engine
+from engine.host import EngineHost
 from engine.rows import Desk, RowReader, desk_bytes
 from knot.bucket import BucketKnot
+from knot.errors import KnotError
 from protocol import access
 from protocol.settings import MIB, Settings, SettingsError
 from workers import DurableObject, Request, Response
 
 # Rows are checked against their digests before they are kept, by a small engine that the isolate shares.
 ENGINE_BYTES = 4 * MIB
-LEAST_DESK = 256 * 1024
+DESK_BYTES = 2 * MIB
 
 _budgets: dict[int, IsolateBudget] = {}
 _desks: list[tuple[Engine, Desk]] = []
@@ -50,15 +51,17 @@ class CobordismWarden(DurableObject):
 
     async def _open(self, key: str) -> tuple[str, RowReader]:
         knot = await BucketKnot.open(boundary.blobs(self.env.KNOT_BUCKET), key)
-        engine, desk = await _shared_desk(desk_bytes(knot, LEAST_DESK))
+        needed = desk_bytes(knot, 0)
+        if needed > DESK_BYTES:
+            raise KnotError(f"rows of {key} need a desk of {needed} bytes, the warden has {DESK_BYTES}")
+        engine, desk = shared_desk(await boundary.engine(ENGINE_BYTES))
         return knot.id, RowReader(knot, engine, desk)
 
 
-async def _shared_desk(size: int) -> tuple[Engine, Desk]:
-    if not _desks or _desks[-1][1].size < size:
-        host = await boundary.engine(ENGINE_BYTES)
+def shared_desk(host: EngineHost) -> tuple[Engine, Desk]:
+    """The one engine of this isolate and the one desk in it, made at once when the first warden asks."""
+    if not _desks:
         engine = Engine(host)
-        host.call("engine_reserve_arena", size)
-        lock = _desks[-1][1].lock if _desks else asyncio.Lock()
-        _desks[:] = [(engine, Desk(engine.arena_at, size, lock))]
-    return _desks[-1]
+        host.call("engine_reserve_arena", DESK_BYTES)
+        _desks.append((engine, Desk(engine.arena_at, DESK_BYTES)))
+    return _desks[0]

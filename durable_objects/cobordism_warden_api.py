@@ -15,11 +15,11 @@ from durable_objects.budget import IsolateBudget
 from durable_objects.row_cache import RowCache
 from engine.rows import RowReader, RowsUnavailable
 from knot.errors import KnotError
-from protocol.calls import FRAME, Call, Reply, json_reply
+from protocol.calls import FRAME, Call, Reply, ShortBody, json_reply
 from protocol.fields import BadField, Fields, json_fields
 from protocol.frames import BadFrame, Kind, Part, Tensor, decode, encode
 from protocol.identity import Identity, WrongIdentity
-from protocol.ports import BlobChanged, BlobError
+from protocol.ports import BlobChanged, BlobError, BlobFailed
 from protocol.serving import bad_frame, not_found
 
 MAX_ROWS = 4096
@@ -48,6 +48,8 @@ class CobordismWardenApi:
         except BlobChanged as error:
             self._forget()
             return json_reply({"error": {"kind": "wrong_model", "detail": str(error)}}, 409)
+        except (BlobFailed, ShortBody) as error:
+            return json_reply({"error": {"kind": "unavailable", "detail": str(error)}}, 503)
         except (BlobError, RowsUnavailable, KnotError) as error:
             return json_reply({"error": {"kind": "bad_weights", "detail": str(error)}}, 502)
         except (BadField, BadFrame) as error:
@@ -100,16 +102,19 @@ class CobordismWardenApi:
         for row in ids:
             if not identity.start <= row < identity.end:
                 raise BadFrame(f"row {row} is none of [{identity.start}, {identity.end})")
+        reader = self._reader
         found = self.cache.held(ids)
         if fill:
             missing = [row for row in ids if row not in found]
-            for row, data in (await self._reader.read(missing)).items():
+            for row, data in (await reader.read(missing)).items():
                 found[row] = data
-                self.cache.keep(row, data)
-        return _answer(found, self._reader.table.row_bytes)
+                # The warden may have forgotten whose rows these are while they were on their way.
+                if self._reader is reader:
+                    self.cache.keep(row, data)
+        return _answer(found, reader.table.row_bytes)
 
     def _invalidate(self, name: str) -> bool:
-        if not (name.isascii() and name.isdigit()):
+        if not (name.isascii() and name.isdigit() and len(name) <= 10):
             raise BadField(f"{name[:40]!r} is no row number")
         return self.cache.invalidate(int(name))
 
@@ -123,6 +128,9 @@ class CobordismWardenApi:
             return
         found, reader = await self._open_rows(identity.knot_key)
         identity.check_found(found)
+        if self._identity is not None:  # somebody else was quicker
+            self._identity.check_is(identity)
+            return
         self._identity, self._reader = identity, reader
 
 

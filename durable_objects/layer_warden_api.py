@@ -17,10 +17,10 @@ from knot.errors import KnotError
 from knot.header import TensorInfo
 from knot.strict_json import is_int
 from protocol.bodies import BytesInflow, JoinedInflow, Piece
-from protocol.calls import BYTES, Call, Inflow, Reply, json_reply
+from protocol.calls import BYTES, Call, Inflow, Reply, ShortBody, json_reply
 from protocol.fields import BadField, json_fields
 from protocol.identity import Identity, WrongIdentity
-from protocol.ports import BlobChanged, BlobError
+from protocol.ports import BlobChanged, BlobError, BlobFailed
 from protocol.serving import bad_frame, not_found
 
 OpenKnot = Callable[[str], Awaitable[BucketKnot]]
@@ -48,6 +48,8 @@ class LayerWardenApi:
         except BlobChanged as error:
             self._forget()
             return json_reply({"error": {"kind": "wrong_model", "detail": str(error)}}, 409)
+        except (BlobFailed, ShortBody) as error:
+            return json_reply({"error": {"kind": "unavailable", "detail": str(error)}}, 503)
         except (BlobError, KnotError) as error:
             return json_reply({"error": {"kind": "bad_weights", "detail": str(error)}}, 502)
         except BadField as error:
@@ -92,6 +94,9 @@ class LayerWardenApi:
             return
         knot = await self._open_knot(identity.knot_key)
         identity.check_found(knot.id)
+        if self._identity is not None:  # somebody else was quicker
+            self._identity.check_is(identity)
+            return
         layers = range(identity.start, identity.end)
         self._names = frozenset(
             place.name for place in payload_order(knot.header.config) if place.layer in layers
@@ -102,15 +107,19 @@ class LayerWardenApi:
         self.cache.clear()
         self._identity = self._knot = None
 
-    def _tensor(self, name: str) -> TensorInfo:
+    def _known(self) -> tuple[BucketKnot, Identity]:
         if self._knot is None or self._identity is None:
             raise BadField("the warden does not know its knot yet; POST /configure or send X-Knot-Id first")
+        return self._knot, self._identity
+
+    def _tensor(self, name: str) -> TensorInfo:
+        knot, identity = self._known()
         if name not in self._names:
             raise BadField(
-                f"tensor {name[:80]!r} is none of layers [{self._identity.start}, {self._identity.end}) of "
-                f"{self._identity.knot_key}"
+                f"tensor {name[:80]!r} is none of layers [{identity.start}, {identity.end}) of "
+                f"{identity.knot_key}"
             )
-        return self._knot.header.tensor(name)
+        return knot.header.tensor(name)
 
     def _pieces(self, body: bytes) -> list[tuple[TensorInfo, int, int]]:
         fields = json_fields(body, "the request")
@@ -133,8 +142,7 @@ class LayerWardenApi:
 
     async def _bodies(self, pieces: list[tuple[TensorInfo, int, int]]) -> Reply:
         """The pieces one after the other: from memory, or from the bucket with neighbours in one read."""
-        knot = self._knot
-        assert knot is not None
+        knot, _ = self._known()
         body: list[Piece] = []
         run: tuple[int, int] | None = None
         for tensor, start, end in pieces:
@@ -162,7 +170,10 @@ class LayerWardenApi:
         except BaseException:
             self.cache.release(tensor.length)
             raise
-        self.cache.put(tensor.name, data)
+        if self._knot is knot:
+            self.cache.put(tensor.name, data)
+        else:  # the warden has forgotten whose tensors these are while this one was on its way
+            self.cache.release(tensor.length)
         return data
 
 

@@ -44,16 +44,23 @@ class ShardObject(DurableObject):
         """Answers a request, having booted if that is needed."""
         call = await boundary.call_of(request)
         try:
-            api = await self._ready()
+            api = await self._ready(call.path == "/health")
         except BOOT_ERRORS as error:
             return boundary.response_of(unavailable(error))
         return boundary.response_of(await api.answer(call))
 
-    async def _ready(self) -> ShardApi:
+    async def _ready(self, asked: bool) -> ShardApi:
         async with self._booting:
-            if self._api is None or self._api.shard.stale:
-                self._api = await self._boot()
-            return self._api
+            api = self._api
+            # Whoever asks how things are gets to know of a knot that was uploaded again.
+            if api is not None and (api.shard.stale or (asked and not await api.shard.knot.is_current())):
+                # The engine is about to be made anew: nothing may be running in it.
+                await api.loop.close()
+                await api.shard.desk.close()
+                api = None
+            if api is None:
+                api = self._api = await self._boot()
+            return api
 
     async def _boot(self) -> ShardApi:
         env = self.env

@@ -43,16 +43,22 @@ class StationObject(DurableObject):
         """Answers a request, having booted if that is needed."""
         call = await boundary.call_of(request)
         try:
-            api = await self._ready()
+            api = await self._ready(call.path == "/health")
         except BOOT_ERRORS as error:
             return boundary.response_of(unavailable(error))
         return boundary.response_of(await api.answer(call))
 
-    async def _ready(self) -> StationApi:
+    async def _ready(self, asked: bool) -> StationApi:
         async with self._booting:
-            if self._api is None or self._api.station.stale:
-                self._api = await self._boot()
-            return self._api
+            api = self._api
+            # Whoever asks how things are gets to know of a knot that was uploaded again.
+            if api is not None and (api.station.stale or (asked and not await api.station.knot.is_current())):
+                # The engine is about to be made anew: nothing may be running in it.
+                await api.loop.close()
+                api = None
+            if api is None:
+                api = self._api = await self._boot()
+            return api
 
     async def _boot(self) -> StationApi:
         env = self.env

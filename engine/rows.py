@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 from engine.client import Engine
 from knot.bucket import BucketKnot, Digests
 from knot.quants import ggml_id
+from protocol.ports import BlobFailed
 
 
 class RowsUnavailable(Exception):
     """Rows that could not be had, or that are not what the knot says; names knot, tensor and rows."""
 
 
-@dataclass(frozen=True, slots=True)
 class Desk:
-    """Room in an engine's region for bytes on their way, `size` bytes from `at`. One user at a time."""
+    """Room in an engine's region for bytes on their way, `size` bytes from `at`. One user at a time.
 
-    at: int
-    size: int
-    lock: asyncio.Lock
+    A closed desk lets nobody on: the engine has another use for the place.
+    """
+
+    def __init__(self, at: int, size: int) -> None:
+        self.at = at
+        self.size = size
+        self._lock = asyncio.Lock()
+        self._closed = False
+
+    @asynccontextmanager
+    async def use(self) -> AsyncGenerator[None]:
+        """The desk for oneself. Raises `BlobFailed` when it is closed: asking again finds the new one."""
+        async with self._lock:
+            if self._closed:
+                raise BlobFailed("the part is starting anew; ask again")
+            yield
+
+    async def close(self) -> None:
+        """Waits for whoever is using the desk, and lets nobody on it again."""
+        async with self._lock:
+            self._closed = True
 
 
 class RowReader:
@@ -47,7 +65,7 @@ class RowReader:
             groups = table.groups(start * table.group_rows, min(end * table.group_rows, table.rows))
             data = await self._knot.read(groups.offset, groups.length)
             expected = self._digests.of(groups.first_digest, groups.digest_count)
-            async with self._desk.lock:
+            async with self._desk.use():
                 self._engine.host.write(self._desk.at, data)
                 bad = await self._engine.first_bad_group(self._desk.at, len(data), group_bytes, expected)
             if bad is not None:
@@ -73,7 +91,7 @@ class RowReader:
             some = tokens[first : first + at_once]
             data = b"".join(raw[token] for token in some)
             out_at = self._desk.at + len(data) + -len(data) % 64
-            async with self._desk.lock:
+            async with self._desk.use():
                 self._engine.host.write(self._desk.at, data)
                 length = await self._engine.embed_range_sliced(
                     ggml_id(self.table.type), self.table.cols, len(some), self._desk.at, len(data), out_at

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from knot.header import DIGEST_BYTES, KnotHeader, TensorInfo
 from knot.reader import read_header
 from protocol.calls import Inflow, ShortBody
-from protocol.ports import BlobFailed, BlobSource
+from protocol.ports import BlobFailed, BlobMissing, BlobSource
 
 T = TypeVar("T")
 ATTEMPTS: Final = 4
@@ -37,6 +37,15 @@ class BucketKnot:
         """
         info = await _patiently(lambda: blobs.head(key))
         return cls(blobs, key, info.etag, await read_header(_Upload(blobs, key, info.etag, info.size)))
+
+    async def is_current(self) -> bool:
+        """Whether this upload is still the one under its key; True where that cannot be told just now."""
+        try:
+            return (await self._blobs.head(self.key)).etag == self.etag
+        except BlobFailed:
+            return True
+        except BlobMissing:
+            return False
 
     @property
     def id(self) -> str:

@@ -88,6 +88,9 @@ class BatchLoop(Generic[W, A]):
         self._background = background
         self._queue: list[_Queued[W, A]] = []
         self._looping = False
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.load = Load()
 
     def __len__(self) -> int:
@@ -100,6 +103,8 @@ class BatchLoop(Generic[W, A]):
                 RefusalKind.OVER_BUDGET,
                 f"the step has {work.rows} rows, a batch here holds {self._max_rows}; cut it (see /health)",
             )
+        if self._closed:
+            raise _stopped()
         if len(self._queue) >= self._max_queue:
             raise Refusal(RefusalKind.BUSY, f"{len(self._queue)} steps are waiting; come back later", 500)
         queued: _Queued[W, A] = _Queued(work)
@@ -109,10 +114,22 @@ class BatchLoop(Generic[W, A]):
             if not self._looping:
                 self._background(self._loop())
                 self._looping = True
+                self._idle.clear()
             return await queued.answer
         finally:
             if queued in self._queue:
                 self._queue.remove(queued)
+
+    async def close(self) -> None:
+        """Refuses what waits and what comes, and waits for the batch that is running.
+
+        Nobody else may use what the batch uses before this returns.
+        """
+        self._closed = True
+        left, self._queue = self._queue, []
+        for queued in left:
+            _fail(queued, _stopped())
+        await self._idle.wait()
 
     async def _loop(self) -> None:
         try:
@@ -123,6 +140,7 @@ class BatchLoop(Generic[W, A]):
                 await asyncio.sleep(0)
         finally:
             self._looping = False
+            self._idle.set()
             left, self._queue = self._queue, []
             for queued in left:
                 _fail(queued, _stopped())

@@ -255,7 +255,7 @@ async def fake_cluster(
             engine = Engine(host(4 * MIB))
             engine.host.call("engine_reserve_arena", MIB)
             found = await BucketKnot.open(blobs, k)
-            return found.id, RowReader(found, engine, Desk(engine.arena_at, MIB, asyncio.Lock()))
+            return found.id, RowReader(found, engine, Desk(engine.arena_at, MIB))
 
         row_warden = CobordismWardenApi(IsolateBudget(8 * MIB, time.monotonic), open_rows)
         row_peer = FakePeer(row_warden.answer)

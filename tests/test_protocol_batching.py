@@ -389,3 +389,25 @@ def test_no_work_is_lost_doubled_or_too_wide_whatever_comes_and_whoever_leaves(
         await back.drain()
 
     case(body)
+
+
+def test_a_loop_that_is_closed_finishes_its_batch_and_refuses_the_rest() -> None:
+    async def body() -> None:
+        runner = Runner()
+        loop, back = loop_of(runner)
+        first = await busy(loop, runner)
+        waiting = asyncio.ensure_future(loop.submit(step("waiting")))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(loop.close())
+        with pytest.raises(Refusal, match="lost"):
+            await waiting
+        assert not closing.done()
+        runner.gate.set()
+        assert await first == "done first"
+        await closing
+        with pytest.raises(Refusal, match="lost"):
+            await loop.submit(step("late"))
+        assert runner.batches == [["first"]]
+        await back.drain()
+
+    case(body)

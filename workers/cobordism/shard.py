@@ -6,7 +6,6 @@ coordinator adds the partials up. Rows of the head that many sessions want go th
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -108,7 +107,7 @@ class Shard:
         rows = F32 * model.hidden_size * settings.max_rows
         desk_size = desk_bytes(knot, max(DESK_BYTES, whole_slice, rows))
         fit_engine(settings, knot, engine, desk_size, blocks)
-        desk = Desk(engine.arena_at, desk_size, asyncio.Lock())
+        desk = Desk(engine.arena_at, desk_size)
         arena = Arena.plan(
             [blocks], settings.residency, engine.arena_at + desk_size, engine.arena_bytes - desk_size
         )
@@ -173,7 +172,7 @@ class Shard:
 
     async def _multiply(self, rows: Sequence[bytes | memoryview], kept: Sequence[int]) -> None:
         engine = self.engine
-        async with self.desk.lock:
+        async with self.desk.use():
             engine.host.write(self.desk.at, b"".join(rows))
             engine.logits_begin(kept, self.desk.at)
         await self.weights.each(0, self._multiply_block)
@@ -206,7 +205,7 @@ class Shard:
                 f"{answers} candidates need {needed} bytes, the shard has {self.desk.size}: ask for fewer",
             )
         try:
-            async with self.desk.lock:
+            async with self.desk.use():
                 slot = self._slot(step)
                 selection = await self.engine.select(
                     slot,
