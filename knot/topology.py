@@ -72,7 +72,14 @@ def role_of(start_layer: int, end_layer: int, num_layers: int) -> str:
 def workers(
     model: ModelConfig, topology: Topology, knot_key: str, variables: Mapping[str, str]
 ) -> list[WorkerSpec]:
-    """The Workers of a cluster on the knot `knot_key`; `variables` are added to those of every Worker.
+    """The Workers of a cluster on the knot `knot_key`; `variables` are added to those of every Worker."""
+    return cluster_workers(model.num_layers, topology, knot_key, variables)
+
+
+def cluster_workers(
+    num_layers: int, topology: Topology, knot_key: str, variables: Mapping[str, str]
+) -> list[WorkerSpec]:
+    """The Workers of a cluster on a model of which only the number of layers is known.
 
     Names are the seed's for two stations (`entry`, `exit`), and `station-0` and so on for any other number.
     """
@@ -81,7 +88,7 @@ def workers(
     bucket = {"KNOT_BUCKET": BUCKET}
     common = {"KNOT_KEY": knot_key, **variables}
     specs = [
-        _station(name, layers, model.num_layers, common)
+        _station(name, layers, num_layers, common)
         for name, layers in zip(stations, topology.stations, strict=True)
     ]
     specs += [_shard(name, ids, common) for name, ids in zip(shards, topology.shards, strict=True)]
