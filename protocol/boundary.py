@@ -46,7 +46,7 @@ class Boundary(Protocol):
 
     @staticmethod
     def blobs(binding: Any) -> BlobSource:
-        """An R2 bucket. Where R2 itself fails, `PeerLost` is raised."""
+        """An R2 bucket."""
         ...
 
     @staticmethod
