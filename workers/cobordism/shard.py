@@ -216,6 +216,8 @@ class Shard:
                     wanted=[token for token in choice.wanted if start <= token < end],
                     workspace=(self.desk.at, self.desk.size),
                 )
+        except BlobFailed as error:
+            raise Refusal(RefusalKind.UNAVAILABLE, str(error), 100) from error
         except BadState as error:
             # Its pass is still running, or broke off.
             raise Refusal(RefusalKind.CACHE_MISS, str(error)) from error
