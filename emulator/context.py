@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from emulator.errors import DurableObjectAbort, WorkerLost
 from emulator.limits import Spending
+from emulator.loader import loading
 from emulator.streams import PIECE, ReadableStream
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class IoContext:
 def current() -> IoContext:
     """The event that is running. Raises where there is none, as Workers do at top level."""
     context = _current.get()
-    if context is None:
+    if context is None or loading() is not None:
         raise RuntimeError(
             "Disallowed operation called within global scope: fetch, bindings, timers and entropy work "
             "only while a request is handled"

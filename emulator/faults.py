@@ -16,6 +16,7 @@ from typing import Final
 KINDS: Final[Mapping[str, str]] = {
     "lost_call": "a call between Workers never arrives",
     "lost_answer": "a call arrives and is carried out, but its answer is lost",
+    "double_call": "a call is carried out twice, one after the other; the second answer counts",
     "slow_call": "a call waits before it arrives",
     "restart": "the called Durable Object is reset before the call arrives",
     "evict": "the called Worker's isolate is evicted before the call arrives",

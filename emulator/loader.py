@@ -7,6 +7,7 @@ its own. Dataclasses, enums, type hints and pickle find the modules by those nam
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import contextlib
 import contextvars
@@ -194,10 +195,16 @@ _GUARDED: Final[tuple[tuple[types.ModuleType, tuple[str, ...]], ...]] = (
     ),
     (secrets, ("choice", "randbelow", "randbits", "token_bytes", "token_hex", "token_urlsafe")),
     (uuid, ("uuid1", "uuid4")),
+    (asyncio, ("create_task", "ensure_future")),
     (time, ("sleep",)),
     (socket, ("create_connection", "getaddrinfo", "gethostbyname", "socketpair")),
 )  # fmt: skip
 _guards = threading.RLock()
+
+
+def loading() -> str | None:
+    """What is being loaded, if a bundle's top level is running."""
+    return _loading.get()
 
 
 @contextlib.contextmanager

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 FAILURES = (WorkerLost, WorkerFailed, LimitExceeded, StreamBroken)
 
 
+Call = Callable[[], Awaitable[Any]]
+
+
 class Target(Protocol):
     """Somebody who can be called."""
 
@@ -72,7 +75,12 @@ class Fetcher:
         try:
             context.spending.invocation()
             sent = request.arrived()
-            response = await self._faulty(context, lambda: self._target.fetch(sent))
+            twin = self._twin(sent)
+            response = await self._faulty(
+                context,
+                lambda: self._target.fetch(sent),
+                None if twin is None else lambda: self._target.fetch(twin),
+            )
         except FAILURES as error:
             raise as_seen_by_fetch(error) from None
         if response.body is not None:
@@ -85,11 +93,24 @@ class Fetcher:
         try:
             context.spending.invocation()
             sent = [crossed(arg, most) for arg in args]
-            return crossed_back(await self._faulty(context, lambda: self._target.call(method, sent)), context)
+            result = await self._faulty(
+                context,
+                lambda: self._target.call(method, sent),
+                lambda: self._target.call(method, [crossed(arg) for arg in args]),
+            )
+            return crossed_back(result, context)
         except FAILURES as error:
             raise as_seen_by_rpc(error) from None
 
-    async def _faulty(self, context: IoContext, call: Callable[[], Awaitable[Any]]) -> Any:
+    def _twin(self, request: Request) -> Request | None:
+        """A copy of a request whose body is there, where calls may be carried out twice."""
+        faults = self._cluster.faults
+        if faults is None or "double_call" not in faults.rates:
+            return None
+        return request.clone() if request.body is None or request.body.whole else None
+
+    async def _faulty(self, context: IoContext, call: Call, again: Call | None) -> Any:
+        """A call, or what faults make of it; `again` is a second one like it."""
         faults = self._cluster.faults
         if faults is None:
             return await call()
@@ -102,11 +123,18 @@ class Fetcher:
         if faults.strikes("lost_call", site):
             raise WorkerLost(LOST)
         answer = await call()
+        if again is not None and faults.strikes("double_call", site):
+            await _drop(answer)
+            answer = await again()
         if faults.strikes("lost_answer", site):
-            if isinstance(answer, Response) and answer.body is not None:
-                await answer.body.cancel()
+            await _drop(answer)
             raise WorkerLost(LOST)
         return answer
+
+
+async def _drop(answer: Any) -> None:
+    if isinstance(answer, Response) and answer.body is not None:
+        await answer.body.cancel()
 
 
 def crossed_back(value: Any, context: IoContext) -> Any:

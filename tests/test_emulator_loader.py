@@ -151,6 +151,7 @@ def test_a_closed_isolate_leaves_no_modules_behind(make: Make) -> None:
         ("import uuid", "uuid.uuid4()"),
         ("import secrets", "secrets.token_hex()"),
         ("import time", "time.sleep(0)"),
+        ("import asyncio", "asyncio.create_task(None)"),
         ("import socket", "socket.create_connection(('127.0.0.1', 1))"),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,20 @@ def test_a_lost_call_never_arrives_and_a_lost_answer_did(tmp_path: Path) -> None
             assert found.count(None)
             answered = [(number, each) for number, each in enumerate(found, 1) if each]
             assert all(each[0] == number for number, each in answered)
+
+    run(scenario)
+
+
+def test_a_doubled_call_is_carried_out_twice_and_its_second_answer_counts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, part(), faults=Faults(3, {"double_call": 0.4})) as cluster:
+            found = await value(cluster, "/counted?20")
+            struck = [fault.number for fault in cluster.faults.injected]  # type: ignore[union-attr]
+            assert 0 < len(struck) < 20
+            counts = [calls for calls, _ in found]
+            steps = [after - before for before, after in pairwise([0, *counts])]
+            assert steps == [2 if number in struck else 1 for number in range(20)]
+            assert await value(cluster, "/send?10") == 10
 
     run(scenario)
 
