@@ -27,6 +27,7 @@ from slice_settings import ShardSettings
 
 F32: Final = 4
 CANDIDATE_BYTES: Final = 16
+MOST_KEPT: Final = 65_536  # slices, as many as the engine takes
 DESK_BYTES: Final = 256 * 1024
 
 
@@ -279,7 +280,7 @@ def fit_engine(
     """Configures the engine within its limit: weights get what kept logits, rows and the desk leave."""
     model = knot.header.config
     start, end = settings.slice
-    kept = max(settings.max_rows, settings.kept_bytes // (F32 * (end - start)))
+    kept = max(settings.max_rows, min(settings.kept_bytes // (F32 * (end - start)), MOST_KEPT))
     buffers = 2 * largest_block([blocks])
 
     def config(arena: int) -> ShardConfig:
