@@ -16,7 +16,7 @@ test: setup
 
 ## the tests that need no model, no network and no Node
 test-fast: setup
-	.venv/bin/python -m pytest -m "not wasm and not models and not slow"
+	.venv/bin/python -m pytest -m "not wasm and not models and not slow and not workerd"
 
 ## formatting, lints and types, of Python and Rust
 lint: setup node_modules/.package-lock.json

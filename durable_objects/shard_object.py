@@ -93,4 +93,4 @@ class ShardObject(DurableObject):
             access.headers(Settings(variable).secret()),
             background,
         )
-        return ShardApi(shard, rows, boundary.clock, background)
+        return ShardApi(shard, rows, boundary.clock, background, boundary.memory)

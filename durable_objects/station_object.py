@@ -84,4 +84,4 @@ class StationObject(DurableObject):
             engine = StationEngine(await boundary.engine(settings.engine_bytes))
             station = await Station.boot(settings, knot, engine, source, boundary.clock, held=boundary.held)
             _booted[settings.boot_key] = station
-        return StationApi(station, source, boundary.clock, background)
+        return StationApi(station, source, boundary.clock, background, boundary.memory)

@@ -154,6 +154,12 @@ def held(bytes_delta: int) -> None:
     _isolate().meter.held(bytes_delta)
 
 
+def memory() -> dict[str, int]:
+    """What the isolate's meter counts, in bytes."""
+    use = _isolate().meter.use()
+    return {"baseline": use.baseline, "wasm": use.engine, "buffers": use.bodies, "held": use.held}
+
+
 def _isolate() -> Any:
     # Each isolate has a module `workers` of its own, which knows it.
     return __import__("workers")._isolate

@@ -67,9 +67,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_clusters(commands: Commands) -> None:
-    """`run` and `serve` describe themselves, in a module that imports what they need when they run."""
-    if find_spec("knot.run_command") is not None:
-        import_module("knot.run_command").add_commands(commands)
+    """`run`, `serve` and `dev` describe themselves, in modules that import what they need when they run."""
+    for name in ("knot.run_command", "knot.dev_command"):
+        if find_spec(name) is not None:
+            import_module(name).add_commands(commands)
 
 
 def _add_convert(commands: Commands) -> None:

@@ -128,7 +128,7 @@ async def seed(client: httpx.AsyncClient, door: str, knot: Path, mark: str) -> N
     url = f"{door}/{quote(knot.name, safe='')}"
     query = {"bucket": BUCKET, "mark": mark}
     found = (await client.get(url, params=query)).raise_for_status().json()
-    size = knot.stat().st_size
+    size = _size(knot)
     if found and found["mark"] == mark and found["size"] == size:
         return
 
@@ -142,6 +142,10 @@ async def seed(client: httpx.AsyncClient, door: str, knot: Path, mark: str) -> N
         raise WorkerdError(f"{knot} could not be put into the local bucket: {put.text[:500]}")
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
 @contextlib.asynccontextmanager
 async def run_workers(
     specs: Sequence[WorkerSpec],
@@ -151,65 +155,88 @@ async def run_workers(
     log: Callable[[str], None] | None = None,
     modules: Mapping[str, Mapping[str, str]] | None = None,
 ) -> AsyncGenerator[tuple[dict[str, str], int, int]]:
-    """Runs Workers in one workerd; yields addresses by name, the driver's process id and the inspector's port.
+    """Runs Workers in one workerd; yields addresses by name, the driver's process and the inspector's port.
 
     `modules` gives a Worker's files itself instead of the project's bundle of its folder.
     """
     wrapper: Path = _script("offline_pyodide").make()
-    folder = await _snapshot(wrapper)
+    folder = _snapshot_folder(wrapper)
+    if not _is_made(folder):
+        await _make_snapshot(wrapper, folder)
     given = describe(specs, data, ports or {}, modules or {})
     async with _driver(given, wrapper, "load", folder, log or _to_stderr) as (addresses, pid):
         yield addresses, pid, given["inspector_port"]
 
 
-async def _snapshot(wrapper: Path) -> Path:
-    """Python's memory with all of our modules imported, which every Worker begins from; made when sources change.
-
-    What a snapshot has imported is not read from a bundle any more, so it belongs to exactly these sources. Its
-    entry has another name than a Worker's, which is imported as always.
-    """
+def _all_files() -> dict[str, Path]:
+    """Every module of every Worker, but the entries."""
     stage = _script("stage")
     files: dict[str, Path] = {}
     for folder in stage.FOLDERS:
         files.update(stage.bundle_files(folder))
     del files["entry.py"]
+    return files
+
+
+def _snapshot_folder(wrapper: Path) -> Path:
+    """Where the snapshot of exactly these sources lies: what it has imported is read from no bundle any more."""
     state = hashlib.sha256(wrapper.read_bytes())
-    for name, path in sorted({**files, **stage.sdk_files()}.items()):
+    for name, path in sorted({**_all_files(), **_script("stage").sdk_files()}.items()):
         state.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
-    target = wrapper.parent / f"snapshot-{state.hexdigest()[:16]}"
-    if (target / "snapshot.bin").exists():
-        return target
-    for old in wrapper.parent.glob("snapshot-*"):
-        shutil.rmtree(old, ignore_errors=True)
-    target.mkdir(parents=True)
-    names = [name[:-3].replace("/", ".") for name in files if name.endswith(".py")]
+    return wrapper.parent / f"snapshot-{state.hexdigest()[:16]}"
+
+
+def _is_made(folder: Path) -> bool:
+    return (folder / "snapshot.bin").exists()
+
+
+async def _make_snapshot(wrapper: Path, target: Path) -> None:
+    """Saves Python's memory with all of our modules imported, which every Worker then begins from.
+
+    The entry that does so has another name than a Worker's, which is imported as always.
+    """
+    files = _all_files()
+    names = [name[:-3].replace("/", ".").removesuffix(".__init__") for name in files if name.endswith(".py")]
     with tempfile.TemporaryDirectory(prefix="knot-snapshot-") as scratch:
+        # Made aside and moved there whole: two clusters may start at once.
+        made = Path(tempfile.mkdtemp(prefix="making-", dir=wrapper.parent))
         entry = Path(scratch) / "everything.py"
-        imports = "".join(f"import {name.removesuffix('.__init__')}\n" for name in sorted(names))
-        entry.write_text(f"{imports}\nfrom workers import WorkerEntrypoint\n{_BLANK}")
-        given = describe(
-            [WorkerSpec("everything", "", {})],
-            Path(scratch),
-            {},
-            {
-                "everything": {
-                    "everything.py": str(entry),
-                    **{name: str(path) for name, path in files.items()},
-                }
-            },
-        )
-        async with _driver(given, wrapper, "save", target, _to_stderr):
+        _write(entry, "".join(f"import {name}\n" for name in sorted(names)) + _BLANK)
+        modules = {entry.name: str(entry), **{name: str(path) for name, path in files.items()}}
+        given = describe([WorkerSpec("blank", "", {})], Path(scratch), {}, {"blank": modules})
+        async with _driver(given, wrapper, "save", made, _to_stderr):
             pass
-    if not (target / "snapshot.bin").exists():
-        raise WorkerdError(f"workerd saved no snapshot in {target}; remove {wrapper.parent} and try again")
-    return target
+    _keep(made, target)
 
 
 _BLANK: Final = """
+from workers import WorkerEntrypoint
+
+
 class Default(WorkerEntrypoint):
     async def fetch(self, request):
         return None
 """
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def _keep(made: Path, target: Path) -> None:
+    if not _is_made(made):
+        raise WorkerdError(f"workerd saved no snapshot in {made}; remove {made.parent} and try again")
+    with contextlib.suppress(OSError):
+        made.rename(target)
+    shutil.rmtree(made, ignore_errors=True)
+    _forget_old(target.parent)
+
+
+def _forget_old(folder: Path, keep: int = 4) -> None:
+    """Removes all but the newest snapshots; one that was loaded is not needed any more."""
+    found = sorted(folder.glob("snapshot-*"), key=lambda path: path.stat().st_mtime)
+    for old in found[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager

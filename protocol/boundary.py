@@ -109,3 +109,8 @@ class Boundary(Protocol):
     def held(bytes_delta: int) -> None:
         """Tells the isolate's meter that Python objects now keep that many bytes more, or fewer."""
         ...
+
+    @staticmethod
+    def memory() -> dict[str, int]:
+        """What can be seen of the isolate's memory, in bytes by what it is used for."""
+        ...

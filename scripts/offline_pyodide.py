@@ -1,9 +1,9 @@
 """Makes what real workerd needs to run Python Workers without a network, out of npm packages alone.
 
-`build/workerd/pyodide_dev.capnp.bin` is the Pyodide bundle that workerd looks for under the name `dev`, which the
-compatibility flags `python_workers_development` and `experimental` choose and whose checksum is not compared.
-`build/workerd/workerd` is the binary with that folder on its command line; Miniflare and wrangler start it when
-MINIFLARE_WORKERD_PATH names it.
+`build/workerd/pyodide_dev.capnp.bin` is the Pyodide bundle that workerd looks for under the name `dev`, which
+the compatibility flags `python_workers_development` and `experimental` choose and whose checksum is not
+compared. `build/workerd/workerd` is the binary with that folder on its command line; Miniflare and wrangler
+start it when MINIFLARE_WORKERD_PATH names it.
 
     python scripts/offline_pyodide.py
 """
@@ -28,7 +28,8 @@ PYODIDE: Final = "314.0.6"
 
 # What workerd forbids and its own module provides. The names after `import` are that module's.
 PRELUDE: Final = """import {
-  addEventListener, getRandomValues, location, monotonicDateNow, newWasmModule, patchedApplyFunc, wasmInstantiate,
+  addEventListener, getRandomValues, location, monotonicDateNow, newWasmModule, patchedApplyFunc,
+  wasmInstantiate,
 } from "pyodide-internal:builtin_wrappers";
 """
 # Text of the glue, what stands in its place, and how often it is there at least.

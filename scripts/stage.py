@@ -1,20 +1,23 @@
 """Lays out the bundles of the Workers under `build/bundles`, and the SDK under `python_modules`.
 
-A bundle is what is uploaded: a Worker's own files and those that all share at its root, the packages beside them,
-and the engine's WebAssembly. The same sources give the same bytes. Wrangler runs this as its custom build.
+A bundle is what is uploaded: whatever the Worker's entry imports of its own folder and of the packages, the
+one boundary to JavaScript, and the engine's WebAssembly. The same sources give the same bytes. Wrangler runs
+this as its custom build.
 
     python scripts/stage.py [FOLDER ...]    for example workers/station; all of them unless given
 """
 
 from __future__ import annotations
 
+import ast
 import gzip
 import io
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -25,18 +28,11 @@ SDK_VERSION: Final = "1.9.5"
 FOLDERS: Final = tuple(
     f"workers/{name}" for name in ("station", "cobordism", "layer_warden", "cobordism_warden", "gateway")
 )
-# Modules of the packages that have a place in a Worker; the others are for CPython.
-PACKAGES: Final[Mapping[str, tuple[str, ...] | None]] = {
-    "protocol": None,
-    "durable_objects": None,
-    "engine": ("__init__", "blocks", "client", "errors", "host", "rows", "values", "weights"),
-    "knot": (
-        "__init__", "architectures", "bucket", "config", "container", "errors", "header", "parse",
-        "quants", "reader", "strict_json", "tokenizer", "tokenizer_layout", "topology",
-    ),
-}  # fmt: skip
-SHARED: Final = ("workers/boundary.py", "workers/boundary.js")
-WASM: Final = ("build/pipeline.wasm", "build/pipeline-relaxed.wasm")
+PACKAGES: Final = ("protocol", "durable_objects", "engine", "knot")
+# Modules that the platform and the SDK bring.
+PLATFORM: Final = ("workers", "pyodide", "pyodide_js")
+BOUNDARY: Final = "workers/boundary.py"
+OTHERS: Final = ("workers/boundary.js", "build/pipeline.wasm", "build/pipeline-relaxed.wasm")
 MOST_GZIPPED: Final = 10_000_000
 
 
@@ -45,25 +41,66 @@ class StageError(Exception):
 
 
 def bundle_files(folder: str) -> dict[str, Path]:
-    """The files of a Worker's bundle: path in the bundle → file. Raises `StageError`."""
+    """The files of a Worker's bundle: path in the bundle → file. Raises `StageError`.
+
+    They are what its entry imports, directly or not, and nothing else.
+    """
     found: dict[str, Path] = {}
-
-    def add(name: str, path: Path) -> None:
+    waiting = ["boundary", "entry"]
+    while waiting:
+        module = waiting.pop()
+        path = _file_of(module, folder)
+        if path is None:
+            continue
+        inside = module.partition(".")[0] in PACKAGES
+        name = str(path.relative_to(ROOT)) if inside else path.name
+        if name not in found:
+            found[name] = path
+            waiting += _imports(path)
+    for other in OTHERS:
+        path = ROOT / other
         if not path.is_file():
-            raise StageError(f"{path.relative_to(ROOT)} is missing: run `make setup`")
-        if name in found:
-            raise StageError(f"{folder}: both {found[name]} and {path} would be {name}; rename one")
-        found[name] = path
-
-    for path in sorted((ROOT / folder).glob("*.py")):
-        add(path.name, path)
-    for name in (*SHARED, *WASM):
-        add(Path(name).name, ROOT / name)
-    for package, modules in PACKAGES.items():
-        names = modules or sorted(path.stem for path in (ROOT / package).glob("*.py"))
-        for name in names:
-            add(f"{package}/{name}.py", ROOT / package / f"{name}.py")
+            raise StageError(f"{other} is missing: run `make setup`")
+        found[path.name] = path
     return dict(sorted(found.items()))
+
+
+def _file_of(module: str, folder: str) -> Path | None:
+    """Where a module is; None when the platform has it. Raises `StageError` when nobody does."""
+    first = module.partition(".")[0]
+    if first in PACKAGES:
+        path = ROOT / module.replace(".", "/")
+        candidates = (path / "__init__.py", path.with_suffix(".py"))
+    elif module == "boundary":
+        candidates = (ROOT / BOUNDARY,)
+    else:
+        candidates = (ROOT / folder / f"{module}.py",)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    if first in PLATFORM or first in sys.stdlib_module_names:
+        return None
+    raise StageError(f"{folder} imports {module}, which neither its bundle nor the platform has")
+
+
+@cache
+def _imports(path: Path) -> tuple[str, ...]:
+    """The modules that a file imports. Names taken from a package may be modules of it."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append(node.module)
+            package = ROOT / node.module.replace(".", "/")
+            if node.module.partition(".")[0] in PACKAGES and package.is_dir():
+                found += [
+                    f"{node.module}.{alias.name}"
+                    for alias in node.names
+                    if (package / f"{alias.name}.py").is_file()
+                ]
+    packages = [name.partition(".")[0] for name in found if "." in name]
+    return tuple(dict.fromkeys([*found, *(name for name in packages if name in PACKAGES)]))
 
 
 def bundle_path(folder: str) -> Path:

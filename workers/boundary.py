@@ -12,6 +12,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, NoReturn, cast
 
+from pyodide.ffi import JsException, create_proxy, to_js
+
 from engine.errors import EngineError, raise_for
 from engine.host import ABI_VERSION
 from protocol.bodies import BytesInflow, JoinedInflow
@@ -29,7 +31,6 @@ from protocol.ports import (
     PeerLost,
     Storage,
 )
-from pyodide.ffi import JsException, create_proxy, to_js
 from workers import Request, Response, import_from_javascript
 
 ORIGIN = "http://cluster.local"

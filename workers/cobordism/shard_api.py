@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -35,10 +36,18 @@ ENDPOINTS: Final = "POST /embed and /logits, GET /health, /metrics and /memory"
 class ShardApi:
     """Answers calls for one booted shard."""
 
-    def __init__(self, shard: Shard, rows: EmbeddingRows, clock: Clock, background: Background) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        rows: EmbeddingRows,
+        clock: Clock,
+        background: Background,
+        isolate: Callable[[], dict[str, int]] = dict,
+    ) -> None:
         self.shard = shard
         self._rows = rows
         self._clock = clock
+        self._isolate = isolate
         self._started = clock()
         self._requests = 0
         self.loop: BatchLoop[LogitsWork, Part] = BatchLoop(
@@ -164,6 +173,7 @@ class ShardApi:
         return {
             "engine": engine.engine_memory()._asdict(),
             "host_bytes": engine.host.memory_bytes(),
+            "isolate": self._isolate(),
             "pinned_bytes": self.shard.weights.arena.pinned_bytes,
             "kept_logits": self.shard.kept,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -23,10 +24,18 @@ CURL_SESSION = "curl"
 class StationApi:
     """Answers calls for one booted station. Everything that waits for others happens in its batch loop."""
 
-    def __init__(self, station: Station, source: NearSource, clock: Clock, background: Background) -> None:
+    def __init__(
+        self,
+        station: Station,
+        source: NearSource,
+        clock: Clock,
+        background: Background,
+        isolate: Callable[[], dict[str, int]] = dict,
+    ) -> None:
         self.station = station
         self._source = source
         self._clock = clock
+        self._isolate = isolate
         self._started = clock()
         self._requests = 0
         self.loop: BatchLoop[ForwardWork, Part] = BatchLoop(
@@ -123,6 +132,7 @@ class StationApi:
         return {
             "engine": engine.engine_memory()._asdict(),
             "host_bytes": engine.host.memory_bytes(),
+            "isolate": self._isolate(),
             "kv_page_bytes": engine.kv_page_bytes(),
             "pinned_bytes": self.station.weights.arena.pinned_bytes,
             "sessions": self.station.sessions.lengths(),

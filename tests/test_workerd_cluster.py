@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from core_support import greedy, knot_of
+
+from knot.convert import convert
+from knot.workerd import WorkerdCluster, workerd_cluster
+from protocol.access import HEADER
+from protocol.calls import FRAME, Call, Reply, json_call
+from protocol.frames import Kind, Part, Tensor, decode, encode
+from protocol.steps import EmbedStep, Envelope
+
+pytestmark = [pytest.mark.workerd, pytest.mark.wasm]
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ROOT.parent / "shared" / "tiny-qwen2.gguf"
+PROMPT = (5, 17, 42, 7, 99, 3)
+# Of an isolate's 128 MB; the JavaScript heap and its buffers are not seen from inside and take 37 MB at most.
+ISOLATE_BYTES = 120_000_000
+UNSEEN_BYTES = 37_000_000
+
+
+class Running:
+    """A cluster with an event loop of its own, for tests that are not asynchronous."""
+
+    def __init__(self, knot: Path, data: Path, stations: int, shards: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._stack = AsyncExitStack()
+        self.log: list[str] = []
+        opened = workerd_cluster(knot, data, stations=stations, shards=shards, log=self.log.append)
+        self.cluster: WorkerdCluster = self.run(self._stack.enter_async_context(opened))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(work)
+
+    def close(self) -> None:
+        self.run(self._stack.aclose())
+        self._loop.close()
+
+    def fetch(self, worker: str, call: Call) -> Reply:
+        return self.run(self.cluster.fetch(worker, call))
+
+    def ask(self, worker: str, path: str) -> Any:
+        return self.run(self.cluster.ask(worker, path))
+
+    def complete(self, **request: Any) -> Reply:
+        bearer = {"authorization": f"Bearer {self.cluster.secret}"}
+        return self.fetch(
+            "gateway", json_call("POST", "/v1/completions", {"details": True, **request}, bearer)
+        )
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    found = Running(knot_of("qwen2"), tmp_path_factory.mktemp("workerd"), stations=2, shards=3)
+    yield found
+    found.close()
+
+
+def test_greedy_ids_over_workerd_are_those_of_exact_arithmetic(running: Running) -> None:
+    answer = running.complete(prompt=list(PROMPT), max_tokens=6, temperature=0, ignore_eos=True).json()
+    assert answer["knot"]["ids"] == greedy(knot_of("qwen2"), PROMPT, 6)
+    assert answer["knot"]["attempts"] == 1
+
+
+def test_nobody_without_the_secret_gets_past_a_door(running: Running) -> None:
+    for worker in ("entry", "shard-0", "layer-warden", "cobordism-warden"):
+        headers = {
+            "x-knot-id": "a", "x-knot-key": "a", "x-layer-start": "0", "x-layer-end": "1",
+            "x-vocab-start": "0", "x-vocab-end": "1",
+        }  # fmt: skip
+        for secret in ({}, {HEADER: "wrong" * 5}):
+            assert running.fetch(worker, Call("GET", "/stats", headers={**headers, **secret})).status == 401
+    assert running.fetch("gateway", Call("GET", "/cluster")).status == 401
+
+
+def test_wardens_are_consulted_and_answer(running: Running) -> None:
+    running.complete(prompt=list(PROMPT), max_tokens=2, temperature=0, ignore_eos=True)
+    running.complete(prompt=list(PROMPT), max_tokens=2, temperature=0, ignore_eos=True)
+    assert running.ask("entry", "/metrics")["sources"]["bucket"] == 0
+    warden = running.ask("shard-0", "/metrics")["rows"]
+    assert warden["warden"] + warden["filled"] > 0
+
+
+def test_text_is_streamed_event_by_event_to_the_end(running: Running) -> None:
+    reply = running.complete(prompt=list(PROMPT), max_tokens=6, temperature=0, stream=True, ignore_eos=True)
+
+    async def read() -> bytes:
+        return b"".join([piece async for piece in reply.body])  # type: ignore[union-attr]
+
+    events = running.run(read()).decode().strip().split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    last = json.loads(events[-2].removeprefix("data: "))
+    assert last["knot"]["ids"] == greedy(knot_of("qwen2"), PROMPT, 6)
+
+
+def test_sessions_of_several_callers_give_each_its_own_tokens(running: Running) -> None:
+    prompts = [PROMPT, (8, 2, 60), (100, 4), tuple(range(20, 45))]
+
+    async def together() -> list[Reply]:
+        bearer = {"authorization": f"Bearer {running.cluster.secret}"}
+        calls = [
+            json_call(
+                "POST",
+                "/v1/completions",
+                {
+                    "prompt": list(p),
+                    "max_tokens": 6,
+                    "temperature": 0,
+                    "details": True,
+                    "ignore_eos": True,
+                },
+                bearer,
+            )
+            for p in prompts
+        ]
+        return await asyncio.gather(*(running.cluster.fetch("gateway", call) for call in calls))
+
+    for prompt, reply in zip(prompts, running.run(together()), strict=True):
+        assert reply.json()["knot"]["ids"] == greedy(knot_of("qwen2"), prompt, 6)
+
+
+def test_bytes_that_are_no_frame_are_refused_and_the_worker_lives_on(running: Running) -> None:
+    headers = {HEADER: running.cluster.secret, "content-type": FRAME}
+    for body in (b"AWFR", b"\0" * 4096, b"x"):
+        reply = running.fetch("shard-1", Call("POST", "/embed", body, headers))
+        assert reply.status == 400
+        assert reply.json()["error"]["kind"] == "bad_frame"
+    health = running.ask("shard-1", "/health")
+    step = EmbedStep(Envelope("r", "s", 1, health["model"], tuple(health["vocab"]), "e"))
+    token = health["vocab"][0]
+    tokens = Tensor("tokens", "i32", (2,), struct.pack("<2i", token, 0))
+    frame = encode(Kind.EMBED, [Part(step.to_json(), {"tokens": tokens})])
+    answer = decode(running.fetch("shard-1", Call("POST", "/embed", frame, headers)).bytes())
+    assert answer.parts[0].envelope["status"] == "ok"
+    assert struct.unpack("<i", bytes(answer.parts[0].tensor("positions", "i32", 1).data)) == (0,)
+
+
+def test_what_can_be_seen_of_every_isolate_leaves_room_for_what_cannot(running: Running) -> None:
+    for worker in ("entry", "exit", "shard-0", "shard-1", "shard-2"):
+        seen = running.ask(worker, "/memory")["isolate"]
+        assert seen["python_heap"] >= 20 << 20
+        assert seen["wasm"] > 0
+        assert seen["buffers"] <= 1 << 20
+        assert seen["python_heap"] + seen["wasm"] + seen["buffers_peak"] + UNSEEN_BYTES < ISOLATE_BYTES
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not TINY.exists(), reason=f"{TINY} is not there")
+def test_the_tiny_model_gives_the_ids_that_six_engines_agree_on(tmp_path: Path) -> None:
+    knot, _ = convert(TINY, tmp_path / "tiny.knot")
+    running = Running(knot, tmp_path / "data", stations=2, shards=8)
+    try:
+        prompt = [750, 282, 579, 263, 580, 66, 72, 1445, 1648]
+        answer = running.complete(prompt=prompt, max_tokens=8, temperature=0, ignore_eos=True).json()
+        assert answer["knot"]["ids"] == [1491, 1745, 832, 1436, 924, 89, 5, 1453]
+    finally:
+        running.close()
