@@ -179,7 +179,7 @@ def _all_files() -> dict[str, Path]:
 
 
 def _snapshot_folder(wrapper: Path) -> Path:
-    """Where the snapshot of exactly these sources lies: what it has imported is read from no bundle any more."""
+    """Where the snapshot of these sources lies: what it has imported is read from no bundle any more."""
     state = hashlib.sha256(wrapper.read_bytes())
     for name, path in sorted({**_all_files(), **_script("stage").sdk_files()}.items()):
         state.update(name.encode() + b"\0" + path.read_bytes() + b"\0")

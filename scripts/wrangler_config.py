@@ -1,7 +1,7 @@
 """Writes `wrangler.toml` from `knot.topology`: an environment for every Worker, and its offline variant.
 
-A Worker is described once; a test holds the file against this. The default is the seed's cluster: two stations and
-eight shards of a model with 28 layers and 151,936 ids.
+A Worker is described once; a test holds the file against this. The default is the seed's cluster: two
+stations and eight shards of a model with 28 layers and 151,936 ids.
 
     python scripts/wrangler_config.py [--knot KEY --layers N --vocab N --stations N --shards N]
 """
@@ -27,7 +27,7 @@ OFFLINE_FLAGS: Final = ("python_workers", "python_workers_development", "experim
 # A prefill of 512 tokens takes about 50 s of CPU a station.
 CPU_MS: Final = 300_000
 HEAD: Final = """# Made by scripts/wrangler_config.py; a test holds it against knot/topology.py.
-# `CLUSTER_SECRET` is a secret: `wrangler secret put CLUSTER_SECRET --env entry`, and so for every environment.
+# `CLUSTER_SECRET` is a secret: `wrangler secret put CLUSTER_SECRET --env entry`, and so on for each one.
 # Environments that end in -offline differ in their flags only; docs/workerd.md says what they are for.
 """
 

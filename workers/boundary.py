@@ -235,7 +235,7 @@ def held(bytes_delta: int) -> None:
 
 def memory() -> dict[str, int]:
     """What can be seen of the isolate's memory, in bytes."""
-    from pyodide_js import _module  # type: ignore[import-not-found]
+    from pyodide_js import _module  # pyright: ignore[reportPrivateUsage]
 
     now, peak = _js().buffers()
     return {

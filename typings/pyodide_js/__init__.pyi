@@ -1,0 +1,5 @@
+"""Pyodide's own JavaScript module."""
+
+from typing import Any
+
+_module: Any
