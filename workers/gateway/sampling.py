@@ -16,9 +16,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from protocol.steps import Choice, Ranked, Slice
+from protocol.steps import MAX_TOP_K, Choice, Ranked, Slice
 
 FIRST_CANDIDATES = 64
+
+# Sums of probabilities carry rounding errors that depend on how many shards took part. A nucleus is full when
+# it is so but for this much, so that equal distributions are cut alike however they are spread.
+SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,13 @@ class NotEnough(Exception):
         super().__init__(f"more candidates are needed: {top_k} of every shard")
 
 
-def sample(sampler: Sampler, slices: Sequence[Slice], sizes: Sequence[int], position: int) -> Sampled:
-    """Chooses from the shards' slices. `sizes` says how many ids each shard owns. Raises `NotEnough`."""
+def sample(
+    sampler: Sampler, slices: Sequence[Slice], sizes: Sequence[int], asked: int, position: int
+) -> Sampled:
+    """Chooses from the shards' slices. Raises `NotEnough`.
+
+    `sizes` says how many ids each shard owns, `asked` how many candidates each was asked for.
+    """
     lse_raw = logsumexp(part.lse_raw for part in slices)
     lse_adjusted = logsumexp(part.lse_adjusted for part in slices)
     if lse_adjusted == -math.inf:
@@ -81,7 +90,7 @@ def sample(sampler: Sampler, slices: Sequence[Slice], sizes: Sequence[int], posi
         # The shards have ranked by logit, or by logit plus noise; ties go to the lower id, as within a shard.
         best = min((part.candidates[0] for part in slices if part.candidates), key=lambda c: (-c.key, c.id))
         return Sampled(best.id, best.raw - lse_raw, best.adjusted - lse_adjusted)
-    kept = truncate(sampler, slices, sizes, lse_adjusted)
+    kept = truncate(sampler, slices, sizes, asked, lse_adjusted)
     total = logsumexp(candidate.adjusted for candidate in kept)
     left = uniform(sampler.seed, position)
     for candidate in kept:
@@ -93,23 +102,21 @@ def sample(sampler: Sampler, slices: Sequence[Slice], sizes: Sequence[int], posi
     return Sampled(candidate.id, candidate.raw - lse_raw, candidate.adjusted - lse_adjusted)
 
 
-def truncate(sampler: Sampler, slices: Sequence[Slice], sizes: Sequence[int], lse: float) -> list[Ranked]:
+def truncate(
+    sampler: Sampler, slices: Sequence[Slice], sizes: Sequence[int], asked: int, lse: float
+) -> list[Ranked]:
     """The candidates that top_k, top_p and min_p leave, best first. Raises `NotEnough`."""
-    merged = sorted(
-        (candidate for part in slices for candidate in part.candidates),
-        key=lambda candidate: (-candidate.adjusted, candidate.id),
-    )
+    merged = sorted((candidate for part in slices for candidate in part.candidates), key=_rank)
     merged = [candidate for candidate in merged if candidate.adjusted > -math.inf]
-    # Below the last candidate of a shard that has more ids, something of that shard may be missing.
-    floor = max(
-        (
-            part.candidates[-1].adjusted
-            for part, size in zip(slices, sizes, strict=True)
-            if len(part.candidates) < size
-        ),
-        default=-math.inf,
-    )
-    asked = max(len(part.candidates) for part in slices)
+    # Behind the last candidate of a shard that may have more, one of that shard may be missing. A shard with
+    # fewer than it was asked for has no more: the rest of its ids are banned.
+    lasts = [
+        _rank(part.candidates[-1])
+        for part, size in zip(slices, sizes, strict=True)
+        if asked <= len(part.candidates) < size
+    ]
+    certain = min(lasts, default=(math.inf, 0))
+    more = NotEnough(min(4 * asked, MAX_TOP_K))
     if 0 < sampler.top_k <= len(merged):
         merged = merged[: sampler.top_k]
     kept: list[Ranked] = []
@@ -117,16 +124,22 @@ def truncate(sampler: Sampler, slices: Sequence[Slice], sizes: Sequence[int], ls
     # With top_k, top_p is a share of what top_k left.
     whole = logsumexp(candidate.adjusted for candidate in merged) if sampler.top_k else lse
     least = merged[0].adjusted + math.log(sampler.min_p) if sampler.min_p > 0 else -math.inf
+    full = sampler.top_p - SLACK if sampler.top_p < 1 else math.inf
     for candidate in merged:
-        if kept and (mass >= sampler.top_p or candidate.adjusted < least):
+        if kept and (mass >= full or candidate.adjusted < least):
             return kept
-        if not sampler.top_k and candidate.adjusted < floor:
-            raise NotEnough(4 * asked)
+        if not sampler.top_k and _rank(candidate) > certain:
+            raise more
         kept.append(candidate)
         mass += math.exp(candidate.adjusted - whole)
-    if not sampler.top_k and floor > -math.inf and floor >= least and mass < sampler.top_p:
-        raise NotEnough(4 * asked)
+    if not sampler.top_k and lasts and -certain[0] >= least and mass < full:
+        raise more
     return kept
+
+
+def _rank(candidate: Ranked) -> tuple[float, int]:
+    """What candidates are ordered by: the best first, and of two as good the lower id."""
+    return -candidate.adjusted, candidate.id
 
 
 def logsumexp(values: Iterable[float]) -> float:
