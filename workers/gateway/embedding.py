@@ -30,6 +30,11 @@ class Degradation:
     def __bool__(self) -> bool:
         return bool(self.shards)
 
+    def include(self, other: Degradation) -> None:
+        """Takes note of another attempt at the same tokens: a token that was touched in both counts once."""
+        for name, count in other.shards.items():
+            self.shards[name] = max(count, self.shards.get(name, 0))
+
 
 async def embed(
     shards: Sequence[VocabularyHop],

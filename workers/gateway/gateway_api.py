@@ -83,7 +83,7 @@ class GatewayApi:
                 return not_found(call, "the gateway", ENDPOINTS)
 
     def _may(self, headers: Mapping[str, str]) -> bool:
-        given = headers.get("authorization", "").removeprefix("Bearer ").encode()
+        given = headers.get("authorization", "").removeprefix("Bearer ").encode(errors="surrogatepass")
         keys = (*self._settings.api_keys, self._settings.secret)
         # Every key is compared, so that the time says nothing.
         return sum(hmac.compare_digest(given, key.encode()) for key in keys) > 0

@@ -16,6 +16,8 @@ from typing import TypeVar
 
 from embedding import Degradation, embed
 from hops import LayerHop, Ticket, VocabularyHop
+from protocol.deadlines import together
+from protocol.frames import BadFrame, Part
 from protocol.ports import Background, Clock
 from protocol.steps import Choice, ForwardStep, Phase, Refusal, RefusalKind, Rows, Slice
 from sampling import NotEnough, Sampled, Sampler, sample
@@ -106,6 +108,7 @@ class Generation:
         self._limits = limits or Limits()
         self._allow_degraded = allow_degraded
         self._epoch = 0
+        self._touched = Degradation()
         self.report = Report()
 
     async def tokens(self, most: int) -> AsyncGenerator[Sampled, None]:
@@ -115,12 +118,15 @@ class Generation:
         while len(made) < most:
             self.report.attempts += 1
             self._epoch += 1
+            self._touched = Degradation()
             try:
                 async with aclosing(self._attempt([*self._prompt, *made], most - len(made))) as attempt:
                     async for sampled in attempt:
                         if not made:
                             self.report.first_token_seconds = self._clock() - started
                         made.append(sampled.id)
+                        # Whatever becomes of later attempts, this token has come of what was touched here.
+                        self.report.degraded.include(self._touched)
                         yield sampled
             except Refusal as refusal:
                 self.report.reasons.append(str(refusal))
@@ -162,13 +168,7 @@ class Generation:
             return await self._through(Phase.PREFILL, start, data, count, rows, turns)
 
         # Locks are served in order, so a chunk never overtakes the one before it at any station.
-        tasks = [asyncio.ensure_future(chunk(start)) for start in starts]
-        try:
-            return (await asyncio.gather(*tasks))[-1]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        return (await together(chunk(start) for start in starts))[-1]
 
     async def _through(
         self,
@@ -189,15 +189,25 @@ class Generation:
             else:
                 async with turns[index]:
                     part = await self._patiently(lambda s=station, x=step, d=data: s.forward(x, d))
-            last = index + 1 == len(self._route.stations)
-            data = bytes(part.tensor("normed" if last else "hidden", "f32", 2).data)
+            if index + 1 < len(self._route.stations):
+                data = self._rows_of(part, station, "hidden", count)
+            else:
+                wanted = {Rows.NONE: 0, Rows.LAST: 1, Rows.ALL: count}[rows]
+                data = self._rows_of(part, station, "normed", wanted)
         return data
 
+    def _rows_of(self, part: Part, station: LayerHop, name: str, count: int) -> bytes:
+        expected = (count, self._route.hidden_size)
+        try:
+            tensor = part.tensor(name, "f32", 2)
+            if tensor.shape != expected:
+                raise BadFrame(f"{name} is {list(tensor.shape)}, expected {list(expected)}")
+        except BadFrame as error:
+            start, end = station.layers
+            raise Refusal(RefusalKind.LOST, f"station {start}-{end} answered wrongly: {error}") from error
+        return bytes(tensor.data)
+
     async def _embed(self, step: str, tokens: Sequence[int]) -> bytearray:
-        # What an attempt before this one touched is looked up again, so it is counted again.
-        degraded = self.report.degraded if self._allow_degraded else None
-        if degraded is not None and step == "embed-prompt":
-            degraded.shards.clear()
         return await embed(
             self._route.shards,
             self._ticket(),
@@ -206,7 +216,7 @@ class Generation:
             self._route.hidden_size,
             retries=self._limits.step_retries,
             pause=self._limits.pause,
-            degraded=degraded,
+            degraded=self._touched if self._allow_degraded else None,
         )
 
     async def _choose(self, normed: bytes, position: int) -> Sampled:
@@ -217,8 +227,10 @@ class Generation:
         while True:
             slices = await self._slices(position, row, normed, choice)
             try:
-                return sample(self._sampler, slices, sizes, position)
+                return sample(self._sampler, slices, sizes, choice.top_k, position)
             except NotEnough as more:
+                if more.top_k <= choice.top_k:
+                    raise Refusal(RefusalKind.OVER_BUDGET, f"{more}, which is more than is given") from more
                 row = None
                 choice = Choice(top_k=more.top_k, temperature=choice.temperature)
 
@@ -235,7 +247,7 @@ class Generation:
             return await self._patiently(lambda: shard.logits(ticket, step, normed, choice))
 
         # A missing slice is an error: there is no distribution without it.
-        return list(await asyncio.gather(*(one(shard) for shard in self._route.shards)))
+        return await together(one(shard) for shard in self._route.shards)
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Sends a step again where that may help; it is idempotent."""

@@ -196,13 +196,19 @@ class ShardHop(FrameHop):
         )
         answer = await self.ask("/logits", Kind.LOGITS, Part(envelope, tensors))
         try:
-            return read_slice(answer)
-        except (BadFrame, TypeError, ValueError) as error:
+            found = read_slice(answer)
+            if [entry.id for entry in found.wanted] != list(wanted) or len(found.candidates) > choice.top_k:
+                raise BadFrame(f"{len(found.candidates)} candidates and {len(found.wanted)} wanted ids")
+            for entry in found.candidates:
+                if not start <= entry.id < end:
+                    raise BadFrame(f"id {entry.id} is none of [{start}, {end})")
+            return found
+        except (BadFrame, KeyError, TypeError, ValueError) as error:
             raise Refusal(RefusalKind.LOST, f"{self.name} answered by a bad slice: {error}") from error
 
 
 def read_slice(answer: Part) -> Slice:
-    """A shard's answer as a value. Raises `BadFrame`, `TypeError` and `ValueError`."""
+    """A shard's answer as a value. Raises `BadFrame`, `KeyError`, `TypeError` and `ValueError`."""
     adjusted = answer.envelope["lse_adjusted"]
     return Slice(
         lse_raw=float(answer.envelope["lse_raw"]),

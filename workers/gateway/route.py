@@ -11,7 +11,7 @@ from generation import Route
 from hops import ShardHop, StationHop
 from knot.header import KnotHeader
 from protocol.calls import Call, brief
-from protocol.deadlines import DeadlineExceeded, within
+from protocol.deadlines import DeadlineExceeded, together, within
 from protocol.ports import Background, Peer, PeerLost
 from protocol.settings import Settings, SettingsError, Variables
 
@@ -80,12 +80,18 @@ async def find_route(
         *(_health(f"station {i}", peer, headers, background) for i, peer in enumerate(stations)),
         *(_health(f"shard {i}", peer, headers, background) for i, peer in enumerate(shards)),
     ]
-    found = await asyncio.gather(*asked)
+    found = await together(asked)
     for i, (health, layers) in enumerate(zip(found, settings.stations, strict=False)):
         _agree(f"station {i}", health, {**common, "kind": "station", "layers": list(layers)})
     for i, (health, ids) in enumerate(zip(found[len(stations) :], settings.shards, strict=True)):
         _agree(f"shard {i}", health, {**common, "kind": "shard", "vocab": list(ids)})
     about_stations = found[: len(stations)]
+    for i, health in enumerate(about_stations):
+        rows, resident = health.get("max_rows"), health.get("resident")
+        if type(rows) is not int or rows < 1:
+            raise RouteUnavailable(f"station {i} has max_rows {rows!r}, expected a number of rows")
+        if not isinstance(resident, bool):
+            raise RouteUnavailable(f"station {i} has resident {resident!r}, expected true or false")
     station_hops = [
         StationHop(layers, peer, dict(headers), settings.deadline, background, config.hidden_size)
         for layers, peer in zip(settings.stations, stations, strict=True)
@@ -99,7 +105,7 @@ async def find_route(
         hidden_size=config.hidden_size,
         stations=station_hops,
         shards=shard_hops,
-        max_rows=min(int(health["max_rows"]) for health in about_stations),
+        max_rows=min(health["max_rows"] for health in about_stations),
         resident=all(health["resident"] is True for health in about_stations),
     )
 
