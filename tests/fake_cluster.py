@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from engine.host import EngineHost
 from engine.native import NativeEngine
 from engine.rows import Desk, RowReader
 from gateway_api import GatewayApi
+from generation import Route
 from knot.bucket import BucketKnot
 from knot.tokenizer import Tokenizer
 from knot.topology import ranges, role_of, split
@@ -134,17 +135,32 @@ class DictKv:
 
 @dataclass
 class FakePeer:
-    """A peer that is a function. `dead` loses every call; `lose` the next calls to paths that it names."""
+    """A peer that is a function, and can be broken.
+
+    `dead` loses every call. `lose`, `lose_answer` and `hang` name paths: the next call to such a path is lost
+    on its way there, on its way back, or never comes back. `before` is awaited before every call.
+    """
 
     answer: Callable[[Call], Coroutine[Any, Any, Reply]]
     dead: bool = False
     lose: list[str] = field(default_factory=list)
+    lose_answer: list[str] = field(default_factory=list)
+    hang: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     spoil: Callable[[bytes], bytes] = lambda data: data
+    before: Callable[[Call], Coroutine[Any, Any, None]] | None = None
 
     async def call(self, call: Call) -> Reply:
+        if self.before is not None:
+            await self.before(call)
         self._check(call)
+        if call.path in self.hang:
+            self.hang.remove(call.path)
+            await asyncio.Event().wait()
         reply = await self.answer(call)
+        if call.path in self.lose_answer:
+            self.lose_answer.remove(call.path)
+            raise PeerLost(f"the answer to {call.path} was lost")
         if isinstance(reply.body, bytes):
             return Reply(reply.status, self.spoil(reply.body), reply.headers)
         data = await _gather(reply.body)
@@ -187,7 +203,20 @@ class FakeCluster:
     row_wardens: list[CobordismWardenApi]
     row_warden_peers: list[FakePeer]
     gateway: GatewayApi
+    route: Route
     knot: BucketKnot
+
+    def at_rest(self) -> None:
+        """Fails unless everything that generations held anywhere has been given back."""
+        assert not self.background.tasks
+        for api in self.stations:
+            memory = api.station.engine.engine_memory()
+            assert len(api.station.sessions) == 0, api.station.sessions.lengths()
+            assert memory.kv_free_pages == memory.kv_pages
+            assert api.station.sessions.remembered_bytes == 0
+            assert len(api.loop) == 0
+        for shard in self.shards:
+            assert len(shard.loop) == 0
 
     async def complete(self, **body: Any) -> dict[str, Any]:
         """POST /v1/completions; the answer's JSON, whatever its status, with the status under "status"."""
@@ -218,16 +247,20 @@ async def fake_cluster(
     shards: int = 3,
     host: Callable[[int], EngineHost] = make_native,
     wardens: bool = True,
+    deadline: float | None = None,
     **variables: str,
 ) -> AsyncIterator[FakeCluster]:
-    """A cluster on the knot, whose settings are the defaults but for `variables`."""
+    """A cluster on the knot, whose settings are the defaults but for `variables`.
+
+    `deadline`, in seconds, may be shorter than the shortest that a variable can say.
+    """
     blobs, kv, background = FileBlobs(knot_path.parent), DictKv(), Background()
     key = knot_path.name
     knot = await BucketKnot.open(blobs, key)
     config = knot.header.config
     common = {"KNOT_KEY": key, "CLUSTER_SECRET": SECRET, "BLOCK_BYTES": "4096", **variables}
     cluster = FakeCluster(
-        blobs, kv, background, [], [], [], [], [], [], [], [], None, knot  # type: ignore[arg-type]
+        blobs, kv, background, [], [], [], [], [], [], [], [], None, None, knot  # type: ignore[arg-type]
     )  # fmt: skip
     for start, end in split(config.num_layers, stations):
         own = {
@@ -282,7 +315,9 @@ async def fake_cluster(
         }.get
     )
     settings_of_gateway.check(knot.header)
-    route = await find_route(
+    if deadline is not None:
+        settings_of_gateway = replace(settings_of_gateway, deadline=deadline)
+    route = cluster.route = await find_route(
         settings_of_gateway, knot.header, cluster.station_peers, cluster.shard_peers, HEADERS, background
     )
     section = knot.header.tokenizer

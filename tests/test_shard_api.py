@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import exact_logits, grouped, header_of, knot_of, run
+from core_support import grouped, header_of, knot_of, run
 from shard_support import OneShard, shard_on
 from station_support import embedded, exact_states
 
@@ -21,11 +21,8 @@ from protocol.steps import Choice
 
 PATH = grouped()
 IDS = (7, 260, 31, 299, 0, 128, 77, 260, 5)
-# Normalised rows as an exit station would send them, and their exact logits.
+# Normalised rows as an exit station would send them.
 NORMED = exact_states(PATH, IDS)[-1].astype("<f4")
-EXACT = exact_logits(PATH, IDS)
-USED = 297  # the last three ids are marked unused
-TOLERANCE = 2e-5
 
 
 def case(body: Callable[[OneShard], Coroutine[Any, Any, None]], **more: Any) -> None:
