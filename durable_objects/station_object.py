@@ -40,8 +40,10 @@ class StationObject(DurableObject):
         self._booting = asyncio.Lock()
 
     async def fetch(self, request: Request) -> Response:
-        """Answers a request, having booted if that is needed."""
+        """Answers a request, having booted if that is needed. POST /restart resets the object."""
         call = await boundary.call_of(request)
+        if (call.method, call.path) == ("POST", "/restart"):
+            boundary.abort(self.ctx, "a restart was asked for")
         try:
             api = await self._ready(call.path == "/health")
         except BOOT_ERRORS as error:

@@ -154,6 +154,31 @@ def test_what_can_be_seen_of_every_isolate_leaves_room_for_what_cannot(running: 
         assert seen["python_heap"] + seen["wasm"] + seen["buffers_peak"] + UNSEEN_BYTES < ISOLATE_BYTES
 
 
+@pytest.mark.parametrize("worker", ["entry", "exit", "shard-1"])
+def test_an_object_that_is_really_aborted_costs_a_replay_and_no_token(running: Running, worker: str) -> None:
+    bearer = {"authorization": f"Bearer {running.cluster.secret}"}
+    request = {"prompt": list(PROMPT), "max_tokens": 6, "temperature": 0, "stream": True, "details": True}
+    restart = Call("POST", "/restart", headers={HEADER: running.cluster.secret})
+
+    async def aborted_midway() -> dict[str, Any]:
+        cluster = running.cluster
+        reply = await cluster.fetch("gateway", json_call("POST", "/v1/completions", request, bearer))
+        held, events, done = b"", list[bytes](), False
+        async for piece in reply.body:  # type: ignore[union-attr]
+            held += piece
+            *whole, held = held.split(b"\n\n")
+            events += whole
+            if len(events) >= 2 and not done:
+                done = True
+                answer = await cluster.fetch(worker, restart)
+                assert answer.status == 500
+        assert done
+        return json.loads(events[-2].removeprefix(b"data: "))
+
+    details = running.run(aborted_midway())["knot"]
+    assert details["ids"] == greedy(knot_of("qwen2"), PROMPT, 6)
+
+
 @pytest.mark.shared
 @pytest.mark.skipif(not TINY.exists(), reason=f"{TINY} is not there")
 def test_the_tiny_model_gives_the_ids_that_six_engines_agree_on(tmp_path: Path) -> None:
