@@ -86,4 +86,5 @@ class StationObject(DurableObject):
             engine = StationEngine(await boundary.engine(settings.engine_bytes))
             station = await Station.boot(settings, knot, engine, source, boundary.clock, held=boundary.held)
             _booted[settings.boot_key] = station
+        await station.keep_sessions_in(boundary.storage(self.ctx), background, boundary.clock)
         return StationApi(station, source, boundary.clock, background, boundary.memory)

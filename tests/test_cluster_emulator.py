@@ -114,7 +114,7 @@ def test_a_station_that_loses_its_isolate_is_replayed_from_zero(
             await local.cluster.evict(worker)
 
     async def main() -> None:
-        async with local_cluster(knot, tmp_path) as local:
+        async with local_cluster(knot, tmp_path, variables={"SAVE_BYTES": "0"}) as local:
             answer = await stream_with(local, evict)
             assert answer["ids"] == expected
             assert answer["attempts"] == 2
@@ -132,7 +132,7 @@ def test_a_station_object_that_is_restarted_is_replayed_from_zero(
             await local.cluster.restart_object("exit", "StationObject", "station")
 
     async def main() -> None:
-        async with local_cluster(knot, tmp_path) as local:
+        async with local_cluster(knot, tmp_path, variables={"SAVE_BYTES": "0"}) as local:
             answer = await stream_with(local, restart)
             assert (answer["ids"], answer["attempts"]) == (expected, 2)
             await nothing_left(local)

@@ -9,7 +9,7 @@ its session was ended is refused: it would open the session anew, and nobody wou
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -59,6 +59,7 @@ class Taken:
 class Session:
     """One session. `length` is what its cache holds; `answers` are those of steps that may be repeated.
 
+    `saved` is how much of it is in storage, and `checks` the checksums of the pages there.
     `busy` while a step runs, which keeps its slot open even when it is `ended` meanwhile.
     """
 
@@ -69,6 +70,8 @@ class Session:
     length: int = 0
     busy: bool = False
     ended: bool = False
+    saved: int = 0
+    checks: list[int] = field(default_factory=list[int])
     taken: OrderedDict[str, Taken] = field(default_factory=OrderedDict[str, Taken])
     answers: OrderedDict[str, Part] = field(default_factory=OrderedDict[str, Part])
 
@@ -102,7 +105,8 @@ class Sessions:
         self._slots = slots
         self._clock = clock
         self._max_sessions = max_sessions
-        self._ttl = ttl
+        self.ttl = ttl
+        self.on_close: Callable[[Session], None] | None = None
         self._idle = idle
         self._answer_bytes = answer_bytes
         self._remembered = 0
@@ -167,6 +171,7 @@ class Sessions:
         if step.cache_length < session.length:
             self._slots.kv_truncate(session.slot, step.cache_length)
             session.length = step.cache_length
+            session.saved = min(session.saved, step.cache_length)
             for name, before in taken.items():
                 if before.position > step.cache_length:
                     taken[name] = replace(before, void=True)
@@ -216,7 +221,7 @@ class Sessions:
     def expire(self) -> None:
         """Ends sessions that have not been used for their time to live."""
         now = self._clock()
-        for session in [s for s in self._sessions.values() if not s.busy and now - s.used > self._ttl]:
+        for session in [s for s in self._sessions.values() if not s.busy and now - s.used > self.ttl]:
             self._close(session)
 
     def evict_idle(self, spare: str | None = None) -> bool:
@@ -231,8 +236,28 @@ class Sessions:
                 return True
         return False
 
+    def is_missing(self, step: ForwardStep) -> bool:
+        """Whether a step continues a session that is not here, and that nobody has ended."""
+        envelope = step.envelope
+        session = self._sessions.get(envelope.session)
+        newest = -1 if session is None else session.epoch
+        ended = self._ends.get(envelope.session, -1)
+        return step.cache_length > 0 and envelope.epoch > max(newest, ended)
+
+    def adopt(self, id: str, epoch: int, slot: int, length: int, checks: Sequence[int]) -> None:
+        """Takes in a session that was read back from storage."""
+        if id in self._sessions:
+            self._close(self._sessions[id])
+        opened = Session(id, epoch, slot, self._clock(), length, saved=length, checks=list(checks))
+        self._sessions[id] = opened
+
+    def idle(self) -> list[Session]:
+        """The sessions of which no step is running."""
+        return [session for session in self._sessions.values() if not session.busy]
+
     def clear(self) -> None:
-        """Ends every session. No batch may be open."""
+        """Ends every session here; what was saved of them stays. No batch may be open."""
+        self.on_close = None
         for session in list(self._sessions.values()):
             session.busy = False
             self._close(session)
@@ -291,6 +316,8 @@ class Sessions:
         self._forget_answers(session)
         del self._sessions[session.id]
         session.ended = True
+        if self.on_close is not None:
+            self.on_close(session)
         if not session.busy:
             self._slots.kv_close(session.slot)
 

@@ -42,6 +42,7 @@ class StationSettings:
     session_ttl: int
     session_idle: int
     use_warden: bool
+    save_bytes: int
 
     @property
     def boot_key(self) -> str:
@@ -73,6 +74,7 @@ class StationSettings:
             session_ttl=env.integer("SESSION_TTL_SECONDS", 1, 1_000_000, 600),
             session_idle=env.integer("SESSION_IDLE_SECONDS", 0, 1_000_000, 30),
             use_warden=env.choice("USE_LAYER_WARDEN", ("on", "off"), "on") == "on",
+            save_bytes=env.integer("SAVE_BYTES", 0, 64 * MIB, 4 * MIB),
         )
         if settings.start_layer >= settings.end_layer:
             raise SettingsError(

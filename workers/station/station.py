@@ -22,8 +22,9 @@ from knot.header import PHASES, TensorInfo
 from knot.quants import ggml_id
 from protocol.calls import ShortBody
 from protocol.frames import Part, Tensor
-from protocol.ports import BlobChanged, BlobError, BlobFailed, Clock, PeerLost
+from protocol.ports import Background, BlobChanged, BlobError, BlobFailed, Clock, PeerLost, Storage
 from protocol.steps import ForwardStep, Phase, Refusal, RefusalKind, Rows
+from saved import SavedSessions
 from sessions import Admitted, Sessions
 from specialization import StationSettings
 
@@ -92,6 +93,7 @@ class Station:
         self.sessions = sessions
         self.max_rows = engine.config.max_rows if engine.config else 0
         self.stale = False
+        self.saved: SavedSessions | None = None
 
     @classmethod
     async def boot(
@@ -140,6 +142,15 @@ class Station:
         self.weights.source = source
         self.stale = False
 
+    async def keep_sessions_in(self, storage: Storage, background: Background, clock: Clock) -> None:
+        """Lets sessions outlive the object, by its storage."""
+        if self.settings.save_bytes:
+            identity = f"{self.knot.id}|{self.layers}"
+            self.saved = SavedSessions(
+                self.sessions, self.engine, storage, background, clock, identity, self.settings.save_bytes
+            )
+            await self.saved.clean()
+
     @property
     def layers(self) -> tuple[int, int]:
         """The layers it owns, [start, end)."""
@@ -151,6 +162,9 @@ class Station:
             return [Refusal(RefusalKind.LOST, "another knot was uploaded; the station boots anew")] * len(
                 batch
             )
+        if self.saved is not None:
+            for work in batch:
+                await self.saved.restore(work.step)
         answers: dict[int, Part | Exception] = {}
         admitted: list[Entry] = []
         pages = 0
@@ -169,6 +183,8 @@ class Station:
             except EngineError as error:
                 answers[index] = Refusal(RefusalKind.OVER_BUDGET, str(error), 1000)
         answers.update(await self._run_admitted(admitted))
+        if self.saved is not None:
+            self.saved.after_batch()
         return [answers[index] for index in range(len(batch))]
 
     async def _run_admitted(self, admitted: Sequence[Entry]) -> dict[int, Part | Exception]:

@@ -149,4 +149,5 @@ class StationApi:
             "batches": asdict(self.loop.load),
             "reads": asdict(self.station.weights.reads),
             "sources": asdict(self._source.counts),
+            "saved": None if self.station.saved is None else asdict(self.station.saved.counts),
         }
