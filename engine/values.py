@@ -47,6 +47,8 @@ class Vector(IntEnum):
     V_BIAS = 4
     OUTPUT_NORM = 5
     ROPE_FREQS = 6
+    Q_NORM = 7
+    K_NORM = 8
 
 
 class RopeType(IntEnum):
@@ -57,9 +59,11 @@ class RopeType(IntEnum):
 
 
 class KvType(IntEnum):
-    """How keys and values are kept."""
+    """How keys and values are kept; the numbers are ggml's. Q8_0 wants heads of a multiple of 32 elements."""
 
     F32 = 0
+    F16 = 1
+    Q8_0 = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +92,11 @@ class StationConfig:
     kv_pages: int
     arena_bytes: int
     kv_type: int = KvType.F32
+    qk_norm: bool = False
 
     def pack(self) -> bytes:
         """The configuration as the engine reads it. Raises `BadArgument` for a number beyond 32 bits."""
-        flags = int(self.qkv_bias) | int(self.output_norm) << 1
+        flags = int(self.qkv_bias) | int(self.output_norm) << 1 | int(self.qk_norm) << 2
         return packed(
             "<10I2f6I",
             CONFIG_VERSION, self.layer_start, self.layer_end, self.hidden, self.ffn,

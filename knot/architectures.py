@@ -48,6 +48,7 @@ class Architecture:
     name: str
     rope_type: str
     bias: str  # "always", "optional" or "never": the biases of q, k and v
+    qk_norm: bool  # whether each head of q and k is normalised before it is turned
     before: tuple[TensorRule, ...]
     layer: tuple[TensorRule, ...]
     after: tuple[TensorRule, ...]
@@ -58,6 +59,8 @@ _LAYER: Final = (
     TensorRule("attn_q_bias", VECTORS, lambda c: (c.q_dim,), lambda c: c.qkv_bias),
     TensorRule("attn_k_bias", VECTORS, lambda c: (c.kv_dim,), lambda c: c.qkv_bias),
     TensorRule("attn_v_bias", VECTORS, lambda c: (c.kv_dim,), lambda c: c.qkv_bias),
+    TensorRule("attn_q_norm_weight", VECTORS, lambda c: (c.head_dim,), lambda c: has_qk_norm(c)),
+    TensorRule("attn_k_norm_weight", VECTORS, lambda c: (c.head_dim,), lambda c: has_qk_norm(c)),
     TensorRule("ffn_norm_weight", VECTORS, lambda c: (c.hidden_size,)),
     TensorRule("attn_q_weight", "attn", lambda c: (c.q_dim, c.hidden_size)),
     TensorRule("attn_k_weight", "attn", lambda c: (c.kv_dim, c.hidden_size)),
@@ -75,8 +78,9 @@ _AFTER: Final = (
 )
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
-    "llama": Architecture("llama", "norm", "optional", (_ROPE_FREQS,), _LAYER, _AFTER),
-    "qwen2": Architecture("qwen2", "neox", "always", (), _LAYER, _AFTER),
+    "llama": Architecture("llama", "norm", "optional", False, (_ROPE_FREQS,), _LAYER, _AFTER),
+    "qwen2": Architecture("qwen2", "neox", "always", False, (), _LAYER, _AFTER),
+    "qwen3": Architecture("qwen3", "neox", "never", True, (), _LAYER, _AFTER),
 }
 
 
@@ -105,7 +109,15 @@ def architecture(config: ModelConfig) -> Architecture:
         )
     if row.bias == "always" and not config.qkv_bias:
         raise ConfigError(f"config.qkv_bias is false, but {config.architecture} has biases on q, k and v")
+    if row.bias == "never" and config.qkv_bias:
+        raise ConfigError(f"config.qkv_bias is true, but {config.architecture} has no biases on q, k and v")
     return row
+
+
+def has_qk_norm(config: ModelConfig) -> bool:
+    """Whether each head of queries and keys is normalised before it is turned."""
+    row = ARCHITECTURES.get(config.architecture)
+    return row is not None and row.qk_norm
 
 
 def layer_tensor(layer: int, name: str) -> str:

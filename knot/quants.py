@@ -51,7 +51,24 @@ QUANTS: Final[dict[str, tuple[int, int, int]]] = {
 
 # What the engine multiplies with. Conversion refuses other types by name.
 ENGINE_TYPES: Final[frozenset[str]] = frozenset(
-    ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+    (
+        "F32",
+        "F16",
+        "BF16",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q8_0",
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "IQ4_NL",
+        "IQ4_XS",
+        "MXFP4",
+    )
 )
 
 _NAMES: Final[dict[int, str]] = {ggml_id: name for name, (ggml_id, _, _) in QUANTS.items()}

@@ -17,10 +17,14 @@ from synth import make_tiny_gguf
 
 from engine.client import Engine
 
-FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-# Where a block's half-precision scales lie.
+FORMATS = (
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
+    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+)  # fmt: skip
+# Where a block's half-precision scales lie. MXFP4 has an exponent in byte 0 instead.
 SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)}
-SCALES |= {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES |= {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,)}
+SCALES |= {"IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": ()}
 
 HOSTS = [
     pytest.param("native", id="native"),
@@ -62,6 +66,9 @@ def random_blocks(name: str, count: int, rng: np.random.Generator, *, wild: bool
         else:
             bits = (rng.standard_normal(count) * 0.01).astype("<f2").view("<u2")
         blocks[:, at : at + 2] = bits.view(np.uint8).reshape(count, 2)
+    if name == "MXFP4":
+        # Exponents of ordinary sizes, or all whose values are finite numbers.
+        blocks[:, 0] = rng.integers(0, 251, count) if wild else rng.integers(118, 124, count)
     return blocks
 
 

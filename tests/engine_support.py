@@ -36,6 +36,8 @@ LAYER_VECTORS = {
     Vector.Q_BIAS: "attn_q.bias",
     Vector.K_BIAS: "attn_k.bias",
     Vector.V_BIAS: "attn_v.bias",
+    Vector.Q_NORM: "attn_q_norm.weight",
+    Vector.K_NORM: "attn_k_norm.weight",
 }
 # How many rows of a matrix come at a time, given how many are left.
 Cut = Callable[[int], int]
@@ -77,6 +79,7 @@ def station_config(model: Model, **changes: Any) -> StationConfig:
         "rope_theta": shape.rope_theta,
         "norm_eps": shape.eps,
         "qkv_bias": shape.bias,
+        "qk_norm": shape.arch == "qwen3",
         "output_norm": True,
         "max_rows": 64,
         "max_sessions": 8,

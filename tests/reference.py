@@ -20,7 +20,7 @@ HEAD_ROWS = 8192  # rows of the head that are dequantised at a time
 
 @dataclass(frozen=True)
 class Shape:
-    """What a GGUF's metadata says of a llama or qwen2 model."""
+    """What a GGUF's metadata says of a llama, qwen2 or qwen3 model."""
 
     arch: str
     layers: int
@@ -58,7 +58,7 @@ class Model:
             rope_dim=int(self.field(f"{arch}.rope.dimension_count", head_dim)),
             rope_theta=float(self.field(f"{arch}.rope.freq_base", 1e4)),
             eps=float(self.field(f"{arch}.attention.layer_norm_rms_epsilon")),
-            neox=arch == "qwen2",
+            neox=arch in ("qwen2", "qwen3"),
             bias="blk.0.attn_q.bias" in self.tensors,
             vocab=int(self.tensors["token_embd.weight"].shape[1]),
         )
@@ -138,6 +138,11 @@ class Reference:
         norm = model.vector(f"{at}attn_norm.weight")
         normed = [self._norm(stream, norm) for stream in streams]
         q, k, v = (self._product(f"{at}attn_{name}", normed) for name in "qkv")
+        if f"{at}attn_q_norm.weight" in model.tensors:
+            q, k = (
+                [self._heads_normed(x, model.vector(f"{at}attn_{name}_norm.weight")) for x in heads]
+                for name, heads in (("q", q), ("k", k))
+            )
         mixed = [self._attention(*heads) for heads in zip(q, k, v, strict=True)]
         streams = [s + o for s, o in zip(streams, self._product(f"{at}attn_output", mixed), strict=True)]
         norm = model.vector(f"{at}ffn_norm.weight")
@@ -158,6 +163,9 @@ class Reference:
     def _norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         mean = np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True)
         return (x / np.sqrt(mean + np.float32(self.model.shape.eps))).astype(self.dtype) * weight
+
+    def _heads_normed(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return self._norm(x.reshape(len(x), -1, self.model.shape.head_dim), weight).reshape(x.shape)
 
     def _attention(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         shape, tokens = self.model.shape, len(q)

@@ -2,7 +2,7 @@
 
 `make_tiny_gguf` writes it. By default: 3 layers, hidden 96 (no multiple of 256, so that the types must be
 mixed), three query heads over one key-value head, biases for qwen2, 300 tokens of a real byte-level BPE
-with merges, control tokens and unused ids, untied for qwen2 and tied for llama. The same arguments give
+with merges, control tokens and unused ids, untied for qwen2 and tied for the others. The same arguments give
 the same bytes.
 """
 
@@ -59,6 +59,17 @@ TYPES: Mapping[str, Mapping[str, str | Sequence[str]]] = {
         "ffn_up": "Q4_0",
         "ffn_down": ("Q4_K", "Q6_K"),
     },
+    "qwen3": {
+        "token_embd": "Q8_0",
+        "output": "Q6_K",
+        "attn_q": ("IQ4_NL", "MXFP4"),
+        "attn_k": "Q5_0",
+        "attn_v": ("Q8_0", "IQ4_NL"),
+        "attn_output": ("MXFP4", "IQ4_NL"),
+        "ffn_gate": "Q4_0",
+        "ffn_up": "IQ4_NL",
+        "ffn_down": ("Q2_K", "Q3_K", "IQ4_XS"),
+    },
 }
 
 
@@ -96,7 +107,7 @@ def make_tiny_gguf(
       have been written.
     - `leave_out`: full names of tensors that are not written.
     """
-    tied = (arch == "llama") if tied is None else tied
+    tied = (arch != "qwen2") if tied is None else tied
     bias = (arch == "qwen2") if bias is None else bias
     chosen = dict(TYPES[arch])
     if isinstance(types, str):
@@ -130,6 +141,7 @@ def make_tiny_gguf(
             ]
         plan += [
             (f"{at}attn_k.weight", (kv_dim, hidden), scale, 0.0),
+            *((f"{at}attn_{name}_norm.weight", (head_dim,), 0.3, 1.0) for name in "qk" if arch == "qwen3"),
             (f"{at}attn_v.weight", (kv_dim, hidden), scale, 0.0),
             (f"{at}attn_output.weight", (hidden, q_dim), q_dim**-0.5, 0.0),
             (f"{at}ffn_norm.weight", (hidden,), 0.1, 1.0),
@@ -204,14 +216,14 @@ def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
         f"{arch}.feed_forward_length": given["ffn"],
         f"{arch}.attention.head_count": given["heads"],
         f"{arch}.attention.head_count_kv": given["kv_heads"],
-        f"{arch}.rope.freq_base": 1e6 if arch == "qwen2" else 1e5,
-        f"{arch}.attention.layer_norm_rms_epsilon": 1e-6 if arch == "qwen2" else 1e-5,
+        f"{arch}.rope.freq_base": 1e5 if arch == "llama" else 1e6,
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5 if arch == "llama" else 1e-6,
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": given["pre"] or {"qwen2": "qwen2", "llama": "smollm"}[arch],
+        "tokenizer.ggml.pre": given["pre"] or {"llama": "smollm"}.get(arch, "qwen2"),
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.bos_token_id": first_special + (0 if arch == "qwen2" else 1),
+        "tokenizer.ggml.bos_token_id": first_special + (1 if arch == "llama" else 0),
         "tokenizer.ggml.eos_token_id": first_special + 2,
         "tokenizer.ggml.padding_token_id": first_special,
         "tokenizer.ggml.add_bos_token": False,

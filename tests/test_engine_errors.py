@@ -123,15 +123,17 @@ def test_every_field_of_a_configuration_is_checked() -> None:
         "max_rows": (0, 1 << 20),
         "max_sessions": (0, 1 << 30),
         "kv_pages": (0, 1 << 30),
-        "kv_type": (1, 8, 99),
+        "kv_type": (2, 99),
     }
-    assert set(bad) | {"qkv_bias", "output_norm", "arena_bytes"} == {f.name for f in fields(StationConfig)}
+    assert set(bad) | {"qkv_bias", "qk_norm", "output_norm", "arena_bytes"} == {
+        f.name for f in fields(StationConfig)
+    }
     for name, values in bad.items():
         for value in values:
             with pytest.raises((BadArgument, Unsupported), match=name.split("_")[0]):
                 engine.station_configure(replace(good, **{name: value}))
-    with pytest.raises(Unsupported, match=r"kv_type 1 \(F16\)"):
-        engine.station_configure(replace(good, kv_type=1))
+    with pytest.raises(Unsupported, match=r"kv_type 8 \(Q8_0\) .* but head_dim is 48"):
+        engine.station_configure(replace(good, kv_type=8, head_dim=48))
     with pytest.raises(BadArgument, match="32-bit"):
         replace(good, hidden=1 << 32).pack()
     data = bytearray(good.pack())
@@ -171,9 +173,10 @@ def test_a_vector_of_the_wrong_length_or_place_or_content_is_refused() -> None:
         (lambda: engine.set_vector(5, 0, at, 95), "attn_norm: expected 96 values, found 95"),
         (lambda: engine.set_vector(5, 3, at, 96), "attn_k bias: expected 32 values"),
         (lambda: engine.set_vector(7, 0, at, 96), "layer 7 is not this station's, which owns 5 to 7"),
-        (lambda: engine.set_vector(5, 7, at, 96), "vector kind 7"),
+        (lambda: engine.set_vector(5, 9, at, 96), "vector kind 9"),
         (lambda: engine.set_vector(0, Vector.ROPE_FREQS, at, 16), "positive factors"),
         (lambda: small(qkv_bias=False).set_vector(5, 2, at, 96), "without biases"),
+        (lambda: engine.set_vector(5, Vector.K_NORM, at, 32), "without norms of heads"),
         (lambda: small(output_norm=False).set_vector(0, 5, at, 96), "not configured as the exit"),
     ]:
         with pytest.raises(BadArgument, match=complaint):
@@ -291,7 +294,7 @@ def test_a_block_that_is_not_what_it_is_said_to_be_is_refused_and_can_be_given_a
             BadArgument,
             "Q4_K row must be a multiple of 256 elements, but has 96",
         ),
-        (give(int(Kind.IQ4_NL), at, 144), Unsupported, r"IQ4_NL \(ggml type 20\)"),
+        (give(int(Kind.IQ2_XS), at, 144), Unsupported, r"IQ2_XS \(ggml type 17\)"),
         (give(F32, memory.region - 4, 96 * 96 * 4), OutOfBounds, f"{place}: .* neither in the mailbox"),
         (give(F32, 65536, 96 * 96 * 4), OutOfBounds, f"{place}: .* neither in the mailbox"),
         (give(F32, at - 4, 96 * 96 * 4), OutOfBounds, f"{place}: .* neither in the mailbox"),

@@ -157,8 +157,8 @@ def test_a_type_without_a_kernel_is_an_error_that_names_it_and_leaves_the_output
     engine = arena(kind)
     at = engine.arena_at
     engine.host.write(at + 4096, b"\x55" * 1024)
-    with pytest.raises(Unsupported, match=r"Q2_K \(ggml type 10\).*Q4_K"):
-        asyncio.run(engine.embed_range_sliced(10, 256, 1, at, 84, at + 4096))
+    with pytest.raises(Unsupported, match=r"IQ1_S \(ggml type 19\).*Q4_K"):
+        asyncio.run(engine.embed_range_sliced(19, 256, 1, at, 84, at + 4096))
     with pytest.raises(Unsupported, match="ggml type 4242"):
         engine.host.call("matmul_block", 4242, 256, 1, at, 84, 1, at, at + 4096)
     assert engine.host.read(at + 4096, 1024) == b"\x55" * 1024

@@ -71,7 +71,7 @@ def test_every_tensor_has_the_bytes_the_gguf_has(tmp_path: Path, arguments: dict
 def test_together_the_tiny_models_have_every_type_the_engine_computes(tmp_path: Path) -> None:
     found = {
         info.type
-        for arch in ("qwen2", "llama")
+        for arch in ("qwen2", "llama", "qwen3")
         for info in converted(tmp_path / f"{arch}.gguf", arch=arch)[1].tensors.values()
     }
     assert found == ENGINE_TYPES
@@ -290,8 +290,8 @@ def test_ctrl_c_in_the_command_ends_quietly_with_130_and_leaves_nothing(tmp_path
 
 
 def test_types_the_engine_cannot_compute_are_refused_by_name_with_what_would_work(tmp_path: Path) -> None:
-    source = make_tiny_gguf(tmp_path / "x.gguf", types={"ffn_down": "Q3_K"})
-    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ffn_down\.weight is Q3_K.*Q4_K"):
+    source = make_tiny_gguf(tmp_path / "x.gguf", types={"ffn_down": "TQ2_0"})
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ffn_down\.weight is TQ2_0.*Q4_K"):
         convert(source)
 
 

@@ -27,7 +27,7 @@ def test_every_library_type_has_a_size_here() -> None:
 
 def test_the_engines_types_are_in_the_table() -> None:
     assert set(QUANTS) > ENGINE_TYPES
-    assert {"Q2_K", "IQ4_XS", "MXFP4"}.isdisjoint(ENGINE_TYPES)
+    assert {"IQ2_XS", "IQ1_S", "NVFP4"}.isdisjoint(ENGINE_TYPES)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from engine.client import KV_PAGE_TOKENS, RopeType, Row, StationConfig, StationE
 from engine.client import Tensor as Matrix
 from engine.errors import EngineError, NonFinite, OverBudget, Unsupported
 from engine.weights import BadWeights, PayloadSource, Placed, Weights
+from knot.architectures import has_qk_norm
 from knot.bucket import BucketKnot
 from knot.config import ModelConfig
 from knot.header import PHASES, TensorInfo
@@ -43,6 +44,8 @@ VECTORS: Final = {
     "attn_q_bias": Vector.Q_BIAS,
     "attn_k_bias": Vector.K_BIAS,
     "attn_v_bias": Vector.V_BIAS,
+    "attn_q_norm_weight": Vector.Q_NORM,
+    "attn_k_norm_weight": Vector.K_NORM,
 }
 F32: Final = 4
 
@@ -337,6 +340,7 @@ def station_config(settings: StationSettings, model: ModelConfig, rows: int, are
         max_sessions=settings.max_sessions + 1,  # one more for a fork that answers a late duplicate
         kv_pages=max(1, settings.kv_bytes // page_bytes),
         arena_bytes=arena,
+        qk_norm=has_qk_norm(model),
     )
 
 

@@ -1,14 +1,88 @@
 //! Sessions' keys and values in pages of 16 tokens, from one pool.
 //!
 //! A page holds keys and values of 16 consecutive positions in all owned layers:
-//! f32 [layer][key, value][kv head][16][head_dim]. Sessions may share pages (a fork shares what both have
+//! [layer][key, value][kv head][16][head_dim], as f32, f16 or q8_0. Sessions may share pages (a fork shares what both have
 //! in common); whoever is about to write into a shared page gets a copy of its own first. This module
 //! keeps the books; the bytes are the region's.
 
+use crate::quants::{Format, Path, to_half};
 use crate::{Result, fail};
 
 /// Tokens in a page, and the unit of the online softmax.
 pub const PAGE_TOKENS: usize = 16;
+
+/// What keys and values are kept as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvType {
+    /// As computed.
+    F32,
+    /// Rounded to half precision; beyond 65504 it becomes infinite, which the phase's end refuses.
+    F16,
+    /// Rounded to bytes, 32 of a head with one half-precision scale.
+    Q8,
+}
+
+impl KvType {
+    /// The type of a ggml id, for heads of `head_dim` elements.
+    pub fn of(id: u32, head_dim: usize) -> Result<Self> {
+        match id {
+            0 => Ok(Self::F32),
+            1 => Ok(Self::F16),
+            8 if head_dim.is_multiple_of(32) => Ok(Self::Q8),
+            8 => fail!(
+                Unsupported,
+                "kv_type 8 (Q8_0) keeps heads in blocks of 32 elements, but head_dim is {head_dim}"
+            ),
+            other => fail!(Unsupported, "kv_type {other}, expected 0 (F32), 1 (F16) or 8 (Q8_0)"),
+        }
+    }
+
+    /// Bytes of one token's `head_dim` elements.
+    pub fn bytes(self, head_dim: usize) -> usize {
+        match self {
+            Self::F32 => 4 * head_dim,
+            Self::F16 => 2 * head_dim,
+            Self::Q8 => head_dim / 32 * 34,
+        }
+    }
+
+    /// Keeps a head's values.
+    pub fn keep(self, values: &[f32], out: &mut [u8]) {
+        match self {
+            Self::F32 => out.copy_from_slice(bytemuck::cast_slice(values)),
+            Self::F16 => {
+                for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                    *out = to_half(*value).to_le_bytes();
+                }
+            }
+            Self::Q8 => {
+                for (out, values) in out.as_chunks_mut::<34>().0.iter_mut().zip(values.as_chunks::<32>().0) {
+                    let most = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+                    let scale = to_half(most / 127.0);
+                    out[..2].copy_from_slice(&scale.to_le_bytes());
+                    // Divided by the scale that will be multiplied with, so that its rounding is made good.
+                    let d = crate::quants::from_half(scale);
+                    for (out, value) in out[2..].iter_mut().zip(values) {
+                        let q = if d > 0.0 { libm::rintf(value / d).clamp(-127.0, 127.0) } else { 0.0 };
+                        *out = q as i8 as u8;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes the values of what was kept.
+    pub fn open(self, kept: &[u8], values: &mut [f32]) {
+        let id = match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q8 => 8,
+        };
+        if let Ok(format) = Format::of_type(id) {
+            format.dequantise(Path::Fast, kept, values);
+        }
+    }
+}
 
 /// A session: the pages it holds, and how many tokens are committed.
 #[derive(Debug, Default)]

@@ -38,8 +38,8 @@ abi! {
 
     /// Keeps the `count` f32 values at `at` as a vector of `layer`.
     ///
-    /// `kind`: 0 attn_norm, 1 ffn_norm, 2 q_bias, 3 k_bias, 4 v_bias, 5 output_norm, 6 rope_freqs; the last two
-    /// ignore `layer`.
+    /// `kind`: 0 attn_norm, 1 ffn_norm, 2 q_bias, 3 k_bias, 4 v_bias, 5 output_norm, 6 rope_freqs, 7 q_norm,
+    /// 8 k_norm; 5 and 6 ignore `layer`.
     fn set_vector(engine, layer, kind, at, count) {
         let (station, region) = engine.station()?;
         station.set_vector(region, layer, kind, at, count)?;

@@ -5,6 +5,21 @@
 /// All of it in f64, each element being rounded to f32 once at its end. The squares are summed in four lanes,
 /// element `i` in lane `i mod 4`, and the lanes as `(l0 + l2) + (l1 + l3)`.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let scale = scale(x, eps);
+    for ((out, value), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = (f64::from(*value) * scale * f64::from(*weight)) as f32;
+    }
+}
+
+/// [`rms_norm`] whose result takes the place of `x`.
+pub fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = scale(x, eps);
+    for (value, weight) in x.iter_mut().zip(weight) {
+        *value = (f64::from(*value) * scale * f64::from(*weight)) as f32;
+    }
+}
+
+fn scale(x: &[f32], eps: f32) -> f64 {
     let mut lanes = [0.0f64; 4];
     for values in x.chunks(4) {
         for (lane, value) in lanes.iter_mut().zip(values) {
@@ -12,10 +27,7 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         }
     }
     let sum = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
-    let scale = 1.0 / libm::sqrt(sum / x.len() as f64 + f64::from(eps));
-    for ((out, value), weight) in out.iter_mut().zip(x).zip(weight) {
-        *out = (f64::from(*value) * scale * f64::from(*weight)) as f32;
-    }
+    1.0 / libm::sqrt(sum / x.len() as f64 + f64::from(eps))
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 //! SIMD128 reading of the same block; the plain one is its twin and says what is right.
 
 mod float;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -15,6 +17,7 @@ mod q6_k;
 mod q8_0;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd;
+mod table;
 
 use crate::kernels::dot::Lanes;
 use crate::{Result, fail};
@@ -135,7 +138,7 @@ fn blocks<B: Block>(bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-static FORMATS: [Format; 11] = [
+static FORMATS: [Format; 16] = [
     Format::of::<float::F32>(),
     Format::of::<float::F16>(),
     Format::of::<float::Bf16>(),
@@ -144,37 +147,43 @@ static FORMATS: [Format; 11] = [
     Format::hot::<q5_0::Q5_0>(),
     Format::of::<q5_1::Q5_1>(),
     Format::hot::<q8_0::Q8_0>(),
+    Format::of::<q2_k::Q2K>(),
+    Format::of::<q3_k::Q3K>(),
     Format::hot::<q4_k::Q4K>(),
     Format::of::<q5_k::Q5K>(),
     Format::hot::<q6_k::Q6K>(),
+    Format::of::<table::Iq4Nl>(),
+    Format::of::<table::Iq4Xs>(),
+    Format::of::<table::Mxfp4>(),
 ];
 
 /// ggml's other types, so that an error can say which one a file has.
-const OTHER_NAMES: [(u32, &str); 18] = [
+const OTHER_NAMES: [(u32, &str); 13] = [
     (9, "Q8_1"),
-    (10, "Q2_K"),
-    (11, "Q3_K"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),
     (17, "IQ2_XS"),
     (18, "IQ3_XXS"),
     (19, "IQ1_S"),
-    (20, "IQ4_NL"),
     (21, "IQ3_S"),
     (22, "IQ2_S"),
-    (23, "IQ4_XS"),
     (28, "F64"),
     (29, "IQ1_M"),
     (34, "TQ1_0"),
     (35, "TQ2_0"),
-    (39, "MXFP4"),
     (40, "NVFP4"),
 ];
 
 /// The half-precision number at `at`, exactly.
 #[inline(always)]
 fn half(block: &[u8], at: usize) -> f32 {
-    let bits = u32::from(u16::from_le_bytes([block[at], block[at + 1]]));
+    from_half(u16::from_le_bytes([block[at], block[at + 1]]))
+}
+
+/// The value of a half-precision number, exactly.
+#[inline(always)]
+pub fn from_half(bits: u16) -> f32 {
+    let bits = u32::from(bits);
     let (sign, magnitude) = (bits >> 15 << 31, bits & 0x7FFF);
     // Subnormal scales are common in real models. Made by way of an integer, they are normal numbers here all the
     // way; an operand that is subnormal in f32 would cost a hundred cycles.
@@ -184,6 +193,22 @@ fn half(block: &[u8], at: usize) -> f32 {
         _ => (magnitude << 13) + (112 << 23),
     };
     f32::from_bits(value | sign)
+}
+
+/// The nearest half-precision number, ties to even; infinite beyond the largest.
+#[inline(always)]
+pub fn to_half(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let (sign, magnitude) = ((bits >> 16 & 0x8000) as u16, bits & 0x7FFF_FFFF);
+    let rounded = match magnitude {
+        0x7F80_0001.. => 0x7E00,
+        0x4780_0000.. => 0x7C00,
+        // Normal: 13 bits are rounded off; a carry goes into the exponent, as it should.
+        0x3880_0000.. => (magnitude + 0x0FFF + (magnitude >> 13 & 1) - (112 << 23)) >> 13,
+        // Subnormal: adding a half brings the bits that stay to the end of the fraction, rounded.
+        _ => (f32::from_bits(magnitude) + 0.5).to_bits() - 0x3F00_0000,
+    };
+    sign | rounded.min(0x7E00) as u16
 }
 
 /// Scales and minimums of the eight sub-blocks in the 12 bytes that `Q4_K` and `Q5_K` share: six bits each,
@@ -239,8 +264,25 @@ mod tests {
     }
 
     #[test]
+    fn every_half_precision_number_survives_and_what_lies_between_goes_to_the_nearest() {
+        for bits in 0..=0x7C00u16 {
+            let value = from_half(bits);
+            assert_eq!(to_half(value), bits);
+            assert_eq!(to_half(-value), bits | 0x8000);
+            if bits < 0x7BFF {
+                let middle = (value + from_half(bits + 1)) / 2.0;
+                assert_eq!(to_half(middle), bits + bits % 2, "ties to even");
+                assert_eq!(to_half(f32::from_bits(middle.to_bits() - 1)), bits);
+                assert_eq!(to_half(f32::from_bits(middle.to_bits() + 1)), bits + 1);
+            }
+        }
+        assert_eq!((to_half(65519.9), to_half(65520.0), to_half(1e30)), (0x7BFF, 0x7C00, 0x7C00));
+        assert_eq!((to_half(f32::NAN), to_half(1e-30)), (0x7E00, 0));
+    }
+
+    #[test]
     fn a_type_without_a_kernel_is_named() {
-        assert!(Format::of_type(10).err().unwrap().message.starts_with("Q2_K (ggml type 10)"));
+        assert!(Format::of_type(19).err().unwrap().message.starts_with("IQ1_S (ggml type 19)"));
         assert!(Format::of_type(999).err().unwrap().message.contains("999"));
     }
 

@@ -1,7 +1,7 @@
 //! A station's configuration, checked field by field, and where its data lies.
 
 use crate::fields::{Fields, within};
-use crate::kv::PAGE_TOKENS;
+use crate::kv::{KvType, PAGE_TOKENS};
 use crate::ops::rope::Pairing;
 use crate::{Result, fail};
 
@@ -44,12 +44,16 @@ pub struct StationConfig {
     pub qkv_bias: bool,
     /// Whether this is the exit station, which has the output norm.
     pub output_norm: bool,
+    /// Whether queries and keys are normalised head by head before RoPE.
+    pub qk_norm: bool,
     /// Most rows of a batch.
     pub max_rows: usize,
     /// Most sessions that are open at once.
     pub max_sessions: usize,
     /// Pages of the pool.
     pub kv_pages: usize,
+    /// What keys and values are kept as.
+    pub kv_type: KvType,
     /// Bytes for weights.
     pub arena_bytes: u64,
 }
@@ -94,18 +98,16 @@ impl StationConfig {
         let rope_theta = positive("rope_theta", fields.f32()?)?;
         let norm_eps = positive("norm_eps", fields.f32()?)?;
         let flags = fields.u32()?;
-        if flags > 3 {
-            fail!(Unsupported, "flags {flags:#x}, of which only 1 (qkv_bias) and 2 (output_norm) are known");
+        if flags > 7 {
+            fail!(
+                Unsupported,
+                "flags {flags:#x}, of which only 1 (qkv_bias), 2 (output_norm) and 4 (qk_norm) are known"
+            );
         }
         let max_rows = within("max_rows", fields.u32()?, MOST_ROWS)?;
         let max_sessions = within("max_sessions", fields.u32()?, MOST_SESSIONS)?;
         let kv_pages = within("kv_pages", fields.u32()?, MOST_PAGES)?;
-        match fields.u32()? {
-            0 => {}
-            1 => fail!(Unsupported, "kv_type 1 (F16) is not computed, only 0 (F32)"),
-            8 => fail!(Unsupported, "kv_type 8 (Q8_0) is not computed, only 0 (F32)"),
-            other => fail!(Unsupported, "kv_type {other} is not computed, only 0 (F32)"),
-        }
+        let kv_type = KvType::of(fields.u32()?, head_dim)?;
         let arena_bytes = u64::from(fields.u32()?);
         fields.end()?;
         Ok(Self {
@@ -122,9 +124,11 @@ impl StationConfig {
             norm_eps,
             qkv_bias: flags & 1 != 0,
             output_norm: flags & 2 != 0,
+            qk_norm: flags & 4 != 0,
             max_rows,
             max_sessions,
             kv_pages,
+            kv_type,
             arena_bytes,
         })
     }
@@ -144,14 +148,14 @@ impl StationConfig {
         self.n_kv_heads * self.head_dim
     }
 
-    /// Floats of the keys (or of the values) of one layer in a page.
-    pub fn page_half(&self) -> usize {
-        PAGE_TOKENS * self.kv_dim()
+    /// Bytes of one head's keys (or values) of one layer in a page.
+    pub fn unit_bytes(&self) -> usize {
+        PAGE_TOKENS * self.kv_type.bytes(self.head_dim)
     }
 
-    /// Floats of a page; in 64 bits, since nothing has been reserved yet when it is asked first.
-    pub fn page_floats(&self) -> u64 {
-        2 * (self.n_layers() * PAGE_TOKENS) as u64 * self.kv_dim() as u64
+    /// Bytes of a page; in 64 bits, since nothing has been reserved yet when it is asked first.
+    pub fn page_bytes(&self) -> u64 {
+        2 * (self.n_layers() * self.n_kv_heads) as u64 * self.unit_bytes() as u64
     }
 
     /// Bytes of the persistent part, the scratch and the arena.
@@ -185,6 +189,8 @@ pub struct Layout {
     pub angles: u64,
     /// What phases work on: q, k, v and the attention's result, or the gate.
     pub work: u64,
+    /// Keys and values of one head in one page as f32, unless they are kept so.
+    pub opened: u64,
     persistent_floats: u64,
     scratch_floats: u64,
 }
@@ -197,12 +203,18 @@ impl Layout {
             [config.hidden, config.ffn, config.q_dim(), config.kv_dim(), config.max_rows].map(|n| n as u64);
         let biases = if config.qkv_bias { q_dim + 2 * kv_dim } else { 0 };
         let vectors = 0;
-        let layer_vectors = aligned(2 * hidden + biases);
+        let norms = if config.qk_norm { 2 * config.head_dim as u64 } else { 0 };
+        let layer_vectors = aligned(2 * hidden + biases + norms);
         let output_norm = vectors + config.n_layers() as u64 * layer_vectors;
         let pages = output_norm + if config.output_norm { aligned(hidden) } else { 0 };
         let normed = aligned(rows * hidden);
         let angles = normed + aligned(rows * hidden);
         let work = angles + aligned(rows * config.rope_dim as u64);
+        let opened = work + aligned(rows * (2 * q_dim + 2 * kv_dim).max(ffn));
+        let unit = match config.kv_type {
+            KvType::F32 => 0,
+            _ => 2 * (PAGE_TOKENS * config.head_dim) as u64,
+        };
         Self {
             vectors,
             layer_vectors,
@@ -211,8 +223,9 @@ impl Layout {
             normed,
             angles,
             work,
-            persistent_floats: pages + config.kv_pages as u64 * config.page_floats(),
-            scratch_floats: work + rows * (2 * q_dim + 2 * kv_dim).max(ffn),
+            opened,
+            persistent_floats: pages + config.kv_pages as u64 * (config.page_bytes() / 4),
+            scratch_floats: opened + unit,
         }
     }
 }
@@ -272,11 +285,11 @@ mod tests {
             (10, f32::NAN.to_bits(), "rope_theta"),
             (11, f32::INFINITY.to_bits(), "norm_eps"),
             (11, 0, "norm_eps"),
-            (12, 4, "flags"),
+            (12, 8, "flags"),
             (13, 0, "max_rows"),
             (14, 0, "max_sessions"),
             (15, u32::MAX, "kv_pages"),
-            (16, 1, "F16"),
+            (16, 2, "kv_type"),
         ];
         for (index, value, name) in bad {
             let error = StationConfig::parse(&packed(&[(*index, *value)])).unwrap_err();

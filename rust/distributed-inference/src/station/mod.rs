@@ -27,7 +27,7 @@ pub struct Station {
     layout: Layout,
     frequencies: Vec<f64>,
     /// Which vectors of each layer have been set: bit `Vector as u32`.
-    have: Vec<u8>,
+    have: Vec<u32>,
     have_output_norm: bool,
     rows: Vec<Row>,
     batch: Option<Batch>,
@@ -53,20 +53,29 @@ pub enum Vector {
     OutputNorm = 5,
     /// What RoPE's frequencies are divided by.
     RopeFreqs = 6,
+    /// RMSNorm of each head of the queries.
+    QNorm = 7,
+    /// RMSNorm of each head of the keys.
+    KNorm = 8,
 }
 
-const LAYER_VECTORS: [Vector; 5] =
-    [Vector::AttnNorm, Vector::FfnNorm, Vector::QBias, Vector::KBias, Vector::VBias];
+const VECTORS: [Vector; 9] = [
+    Vector::AttnNorm,
+    Vector::FfnNorm,
+    Vector::QBias,
+    Vector::KBias,
+    Vector::VBias,
+    Vector::OutputNorm,
+    Vector::RopeFreqs,
+    Vector::QNorm,
+    Vector::KNorm,
+];
 
 impl Vector {
     fn of(kind: u32) -> Result<Self> {
-        match kind {
-            5 => Ok(Self::OutputNorm),
-            6 => Ok(Self::RopeFreqs),
-            _ => match LAYER_VECTORS.get(kind as usize) {
-                Some(vector) => Ok(*vector),
-                None => fail!(BadArgument, "vector kind {kind}, expected 0 to 6"),
-            },
+        match VECTORS.get(kind as usize) {
+            Some(vector) => Ok(*vector),
+            None => fail!(BadArgument, "vector kind {kind}, expected 0 to {}", VECTORS.len() - 1),
         }
     }
 
@@ -79,6 +88,8 @@ impl Vector {
             Self::VBias => "attn_v bias",
             Self::OutputNorm => "output_norm",
             Self::RopeFreqs => "rope_freqs",
+            Self::QNorm => "attn_q norm",
+            Self::KNorm => "attn_k norm",
         }
     }
 }
@@ -87,7 +98,7 @@ impl Station {
     /// A station without vectors or sessions; the region must have the configuration's part sizes.
     pub fn new(config: StationConfig) -> Self {
         Self {
-            kv: Kv::new(config.max_sessions, config.kv_pages, config.page_floats() as usize),
+            kv: Kv::new(config.max_sessions, config.kv_pages, (config.page_bytes() / 4) as usize),
             layout: Layout::new(&config),
             frequencies: rope::frequencies(config.rope_dim, config.rope_theta),
             have: vec![0; config.n_layers()],
@@ -169,7 +180,7 @@ impl Station {
 
     /// Bytes of a page.
     pub fn page_bytes(&self) -> usize {
-        4 * self.config.page_floats() as usize
+        self.config.page_bytes() as usize
     }
 
     /// A new session that begins like `slot`; see [`Kv::fork`].
@@ -201,6 +212,9 @@ impl Station {
             Vector::QBias | Vector::KBias | Vector::VBias if !config.qkv_bias => {
                 fail!(BadArgument, "{}: this station was configured without biases", vector.name())
             }
+            Vector::QNorm | Vector::KNorm if !config.qk_norm => {
+                fail!(BadArgument, "{}: this station was configured without norms of heads", vector.name())
+            }
             Vector::OutputNorm if !config.output_norm => {
                 fail!(BadArgument, "output_norm: this station was not configured as the exit")
             }
@@ -208,18 +222,22 @@ impl Station {
             Vector::QBias => Ok(config.q_dim()),
             Vector::KBias | Vector::VBias => Ok(config.kv_dim()),
             Vector::RopeFreqs => Ok(config.rope_dim / 2),
+            Vector::QNorm | Vector::KNorm => Ok(config.head_dim),
         }
     }
 
     /// Offset in the persistent floats of a vector of the `index`-th owned layer.
     fn vector_at(&self, index: usize, vector: Vector) -> usize {
         let (hidden, q_dim, kv_dim) = (self.config.hidden, self.config.q_dim(), self.config.kv_dim());
+        let norms = 2 * hidden + if self.config.qkv_bias { q_dim + 2 * kv_dim } else { 0 };
         let within_layer = match vector {
             Vector::AttnNorm => 0,
             Vector::FfnNorm => hidden,
             Vector::QBias => 2 * hidden,
             Vector::KBias => 2 * hidden + q_dim,
             Vector::VBias => 2 * hidden + q_dim + kv_dim,
+            Vector::QNorm => norms,
+            Vector::KNorm => norms + self.config.head_dim,
             Vector::OutputNorm | Vector::RopeFreqs => 0,
         };
         (self.layout.vectors + index as u64 * self.layout.layer_vectors) as usize + within_layer
@@ -227,9 +245,16 @@ impl Station {
 
     /// Refuses a forward pass while a vector is missing.
     fn require_vectors(&self) -> Result<()> {
-        let wanted = if self.config.qkv_bias { &LAYER_VECTORS[..] } else { &LAYER_VECTORS[..2] };
+        let wanted = |vector: Vector| match vector {
+            Vector::AttnNorm | Vector::FfnNorm => true,
+            Vector::QBias | Vector::KBias | Vector::VBias => self.config.qkv_bias,
+            Vector::QNorm | Vector::KNorm => self.config.qk_norm,
+            Vector::OutputNorm | Vector::RopeFreqs => false,
+        };
         for (index, have) in self.have.iter().enumerate() {
-            if let Some(missing) = wanted.iter().find(|vector| have >> **vector as u32 & 1 == 0) {
+            if let Some(missing) =
+                VECTORS.iter().find(|vector| wanted(**vector) && have >> **vector as u32 & 1 == 0)
+            {
                 let layer = self.config.layer_start + index;
                 fail!(BadState, "{} of layer {layer} is missing: call set_vector first", missing.name());
             }

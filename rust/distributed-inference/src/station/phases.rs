@@ -11,10 +11,15 @@
 
 use super::{Station, Vector, require_finite};
 use crate::kernels::matmul::{Weights, matmul};
-use crate::ops::{attention, norm, rope, silu::silu};
+use crate::kv::{KvType, PAGE_TOKENS};
+use crate::ops::attention::Online;
+use crate::ops::{norm, rope, silu::silu};
 use crate::quants::Format;
 use crate::region::{Inputs, Region};
 use crate::{Result, fail};
+
+/// Query heads that go through the pages of their keys and values together, which are opened once for them.
+const HEADS_AT_ONCE: usize = 8;
 
 /// A phase of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -358,14 +363,23 @@ impl Station {
         }
     }
 
-    /// Turns queries and keys, keeps keys and values, and mixes the values that each row attends to.
+    /// Normalises and turns queries and keys, keeps keys and values, and mixes the values that each row attends to.
     fn attend(&self, layer: usize, persistent: &mut [f32], scratch: &mut [f32]) {
         let config = &self.config;
         let (head_dim, q_dim, kv_dim, n_rows) =
             (config.head_dim, config.q_dim(), config.kv_dim(), self.rows.len());
-        let (before, work) = scratch.split_at_mut(self.layout.work as usize);
+        let (before, rest) = scratch.split_at_mut(self.layout.work as usize);
+        let (work, opened) = rest.split_at_mut((self.layout.opened - self.layout.work) as usize);
         let angles = &before[self.layout.angles as usize..][..n_rows * config.rope_dim];
         let Heads { q, k, v, mixed } = self.heads(work);
+        if config.qk_norm {
+            for (heads, vector) in [(&mut *q, Vector::QNorm), (&mut *k, Vector::KNorm)] {
+                let weight = &persistent[self.vector_at(layer, vector)..][..head_dim];
+                heads
+                    .chunks_exact_mut(head_dim)
+                    .for_each(|head| norm::rms_norm_in_place(head, weight, config.norm_eps));
+            }
+        }
         for ((q, k), angles) in q
             .chunks_exact_mut(q_dim)
             .zip(k.chunks_exact_mut(kv_dim))
@@ -375,40 +389,54 @@ impl Station {
             rope::rotate(k, head_dim, config.pairing, angles);
         }
 
-        let pages = &mut persistent[self.layout.pages as usize..];
-        let page_floats = config.page_floats() as usize;
+        let pages: &mut [u8] = bytemuck::cast_slice_mut(&mut persistent[self.layout.pages as usize..]);
+        let (page_bytes, unit) = (config.page_bytes() as usize, config.unit_bytes());
+        let half = config.n_kv_heads * unit;
         // Where the keys of one head of this layer begin in a page; the values follow half a layer later.
-        let head_at = |page: u32, head: usize| {
-            page as usize * page_floats
-                + layer * 2 * config.page_half()
-                + head * (config.page_half() / config.n_kv_heads)
-        };
+        let head_at = |page: u32, head: usize| page as usize * page_bytes + layer * 2 * half + head * unit;
         let session_pages = |slot| self.kv.session_pages(slot).unwrap_or_default();
+        let token_bytes = config.kv_type.bytes(head_dim);
         for (row, (k, v)) in self.rows.iter().zip(k.chunks_exact(kv_dim).zip(v.chunks_exact(kv_dim))) {
             let (page, token) = place(row.position);
             let page = session_pages(row.slot)[page];
             for (head, (k, v)) in k.chunks_exact(head_dim).zip(v.chunks_exact(head_dim)).enumerate() {
-                let at = head_at(page, head) + token * head_dim;
-                pages[at..at + head_dim].copy_from_slice(k);
-                pages[at + config.page_half()..][..head_dim].copy_from_slice(v);
+                let at = head_at(page, head) + token * token_bytes;
+                config.kv_type.keep(k, &mut pages[at..at + token_bytes]);
+                config.kv_type.keep(v, &mut pages[at + half..][..token_bytes]);
             }
         }
 
         let scale = (1.0 / libm::sqrt(head_dim as f64)) as f32;
-        let (group, unit) = (config.n_heads / config.n_kv_heads, config.page_half() / config.n_kv_heads);
+        let group = config.n_heads / config.n_kv_heads * head_dim;
         for (row, (q, mixed)) in
             self.rows.iter().zip(q.chunks_exact(q_dim).zip(mixed.chunks_exact_mut(q_dim)))
         {
             let tokens = row.position as usize + 1;
             let held = &session_pages(row.slot)[..=place(row.position).0];
-            for (head, (q, mixed)) in
-                q.chunks_exact(head_dim).zip(mixed.chunks_exact_mut(head_dim)).enumerate()
-            {
-                let kept = held.iter().map(|page| {
-                    let at = head_at(*page, head / group);
-                    (&pages[at..at + unit], &pages[at + config.page_half()..][..unit])
-                });
-                attention::attend(q, kept, tokens, scale, mixed);
+            for (head, (q, mixed)) in q.chunks_exact(group).zip(mixed.chunks_exact_mut(group)).enumerate() {
+                let some = HEADS_AT_ONCE * head_dim;
+                for (q, mixed) in q.chunks(some).zip(mixed.chunks_mut(some)) {
+                    let mut heads = q.chunks_exact(head_dim).zip(mixed.chunks_exact_mut(head_dim));
+                    let mut heads: [Option<Online<'_>>; HEADS_AT_ONCE] =
+                        std::array::from_fn(|_| heads.next().map(|(q, mixed)| Online::new(q, scale, mixed)));
+                    for (index, page) in held.iter().enumerate() {
+                        let at = head_at(*page, head);
+                        let (keys, values) = (&pages[at..at + unit], &pages[at + half..][..unit]);
+                        let here = PAGE_TOKENS.min(tokens - index * PAGE_TOKENS);
+                        let (keys, values): (&[f32], &[f32]) = match config.kv_type {
+                            KvType::F32 => (bytemuck::cast_slice(keys), bytemuck::cast_slice(values)),
+                            kept => {
+                                let (as_keys, as_values) = opened.split_at_mut(PAGE_TOKENS * head_dim);
+                                let (kept_bytes, floats) = (here * token_bytes, here * head_dim);
+                                kept.open(&keys[..kept_bytes], &mut as_keys[..floats]);
+                                kept.open(&values[..kept_bytes], &mut as_values[..floats]);
+                                (as_keys, as_values)
+                            }
+                        };
+                        heads.iter_mut().flatten().for_each(|head| head.page(keys, values, here));
+                    }
+                    heads.into_iter().flatten().for_each(Online::end);
+                }
             }
         }
     }
@@ -433,6 +461,5 @@ struct Heads<'a> {
 
 /// The page of a position, and its place in it.
 fn place(position: u32) -> (usize, usize) {
-    use crate::kv::PAGE_TOKENS;
     (position as usize / PAGE_TOKENS, position as usize % PAGE_TOKENS)
 }
