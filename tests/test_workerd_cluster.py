@@ -179,6 +179,32 @@ def test_an_object_that_is_really_aborted_costs_a_replay_and_no_token(running: R
     assert details["ids"] == greedy(knot_of("qwen2"), PROMPT, 6)
 
 
+def test_a_quiet_session_is_read_back_from_storage_after_a_real_abort(running: Running) -> None:
+    secret = {HEADER: running.cluster.secret}
+    size = running.ask("entry", "/health")["hidden_size"]
+    rows = [[((7 * i + j) % 13 - 6) / 10 for j in range(size)] for i in range(21)]
+
+    def forward(session: str, position: int, count: int) -> Any:
+        body = {"hidden": rows[position : position + count], "session": session, "position": position}
+        reply = running.fetch("entry", json_call("POST", "/forward", body, secret))
+        assert reply.status == 200, reply.body
+        return reply.json()["hidden"]
+
+    forward("kept", 0, 20)
+    forward("control", 0, 20)
+    expected = forward("control", 20, 1)
+    before = running.ask("entry", "/metrics")["saved"]
+    # A page that is not full is written when its session has been quiet for a while.
+    running.run(asyncio.sleep(4.5))
+    saved = running.ask("entry", "/metrics")["saved"]
+    assert saved["pages"] > before["pages"]
+    assert running.fetch("entry", Call("POST", "/restart", headers=secret)).status == 500
+    assert running.ask("entry", "/memory")["sessions"] == {}
+    assert forward("kept", 20, 1) == expected
+    after = running.ask("entry", "/metrics")["saved"]
+    assert (after["restored"], after["lost"], after["failed"]) == (1, 0, 0)
+
+
 @pytest.mark.shared
 @pytest.mark.skipif(not TINY.exists(), reason=f"{TINY} is not there")
 def test_the_tiny_model_gives_the_ids_that_six_engines_agree_on(tmp_path: Path) -> None:

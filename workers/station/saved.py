@@ -1,9 +1,9 @@
 """Sessions that outlive their object: pages of keys and values in the object's own storage.
 
-A page is written when it is full, and a page that is not when its session has been quiet for a while, so a long
-answer costs one write in sixteen tokens. After a restart a session is read back when a step wants to continue it.
-What is not there, or not what was written, is simply not restored: the step is refused as a cache miss then, and
-replayed from token zero.
+A page is written when it is full, and one that is not when its session has been quiet for a while, so a long
+answer costs one write in sixteen tokens. After a restart a session is read back when a step wants to continue
+it. What is not there, or not what was written, is simply not restored: the step is refused as a cache miss
+then, and replayed from token zero.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Page:
 class SavedSessions:
     """What a station keeps of its sessions in `storage`. `identity` says of which knot and layers.
 
-    `budget` bounds the bytes that are written after one batch; sessions that are left out have their turn later.
+    `budget` bounds the bytes that are written after one batch; what is left out has its turn later.
     """
 
     def __init__(
