@@ -208,15 +208,18 @@ class FakeCluster:
 
     def at_rest(self) -> None:
         """Fails unless everything that generations held anywhere has been given back."""
-        assert not self.background.tasks
+        self.at_rest_of_steps()
         for api in self.stations:
             memory = api.station.engine.engine_memory()
             assert len(api.station.sessions) == 0, api.station.sessions.lengths()
             assert memory.kv_free_pages == memory.kv_pages
             assert api.station.sessions.remembered_bytes == 0
+
+    def at_rest_of_steps(self) -> None:
+        """Fails when a step is waiting or running, or a task is."""
+        assert not self.background.tasks
+        for api in (*self.stations, *self.shards):
             assert len(api.loop) == 0
-        for shard in self.shards:
-            assert len(shard.loop) == 0
 
     async def complete(self, **body: Any) -> dict[str, Any]:
         """POST /v1/completions; the answer's JSON, whatever its status, with the status under "status"."""
