@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import gc
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +35,8 @@ async def running(folder: Path, *workers: WorkerConfig, **options: Any) -> Async
     async with Cluster(workers, folder / "data", **options) as cluster:
         yield cluster
         await settled(cluster)
+    left = [name for name in sys.modules if name.startswith("isolate_")]
+    assert not left, f"modules of isolates are still there: {left[:3]}"
 
 
 async def settled(cluster: Cluster) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,8 @@ def test_a_caller_that_leaves_does_not_stop_an_objects_work(tmp_path: Path) -> N
             await handling(cluster, 2)
             asking.cancel()
             await asyncio.wait({asking})
+            await handling(cluster, 1)
+            await value(cluster, "/object/x/open_gate")
             await settled(cluster)
             assert await value(cluster, "/object/x/seen") == ["survived"]
 
@@ -173,6 +177,7 @@ def test_bodies_that_a_request_leaves_unread_end_with_it(tmp_path: Path) -> None
             cluster.bucket("bucket").register("k", tmp_path / "file")
             await get(cluster, "/ignores_bodies")
             await settled(cluster)
+            assert await value(cluster, "/seen") == ["closed ignored"] * 3
 
     run(scenario)
 
@@ -289,7 +294,8 @@ def test_an_object_that_still_works_is_not_idle(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, part(), limits=Limits(object_idle_seconds=0.02)) as cluster:
             await value(cluster, "/object/x/background?0.1")
-            await eventually(cluster, "/seen", ["later"])
+            await value(cluster, "/object/y/stray?0.1")
+            await eventually(cluster, "/seen", ["later", "later"])
 
     run(scenario)
 
@@ -341,6 +347,16 @@ def test_a_stopped_cluster_starts_again_where_it_was(tmp_path: Path) -> None:
         for expected in (1, 2, 3):
             async with running(tmp_path, part()) as cluster:
                 assert await value(cluster, "/object/x/count") == expected
+
+    run(scenario)
+
+
+def test_what_an_object_stored_is_in_the_file_once_its_answer_is_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, part()) as cluster:
+            await value(cluster, "/object/x/count")
+            with contextlib.closing(sqlite3.connect(tmp_path / "data/objects/probe.Meeting.sqlite")) as other:
+                assert other.execute("SELECT value FROM entries").fetchall() == [(b"1",)]
 
     run(scenario)
 

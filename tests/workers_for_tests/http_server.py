@@ -11,6 +11,8 @@ from emulator.http import HttpFront, interruption
 
 
 async def serve() -> None:
+    # A busy machine is no fault: only what is left unfinished may be said on stderr.
+    asyncio.get_running_loop().slow_callback_duration = 60
     with interruption() as interrupted:
         async with (
             Cluster([worker("probe", "http_entry")], Path(sys.argv[1]), log=lambda line: None) as cluster,

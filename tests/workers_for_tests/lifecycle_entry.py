@@ -12,6 +12,7 @@ from workers import DurableObject, Response, WorkerEntrypoint
 __all__ = ["Broken", "Default", "Meeting"]
 
 seen = []
+kept = []
 
 
 class Broken(DurableObject):
@@ -84,7 +85,7 @@ class Meeting(DurableObject):
         return json_reply({"seen": seen, "shared": shared.values, "constructed": type(self).constructed})
 
     async def survive(self, call):
-        await asyncio.sleep(0.03)
+        await self.gate.wait()
         seen.append("survived")
         return json_reply("done")
 
@@ -115,6 +116,10 @@ class Meeting(DurableObject):
     async def background(self, call):
         boundary.background(self.ctx)(self._later(float(call.query)))
         return json_reply("started")
+
+    async def stray(self, call):
+        self.task = asyncio.ensure_future(self._later(float(call.query)))
+        return json_reply("left something running")
 
     async def _later(self, seconds):
         await asyncio.sleep(seconds)
@@ -188,11 +193,13 @@ class Default(WorkerEntrypoint):
         return Response.json(seen)
 
     async def ignores_bodies(self, call):
+        """Leaves bodies unread that are still referred to, so that no collection closes them."""
+        stream = type(call)("GET", "/stream", query="ignored")
         for _ in range(3):
-            await boundary.blobs(self.env.BUCKET).open("k", 0, 1 << 20)
-            await boundary.peer(self.env.MEETING.getByName("s")).open(
-                type(call)("GET", "/stream", query="ignored")
-            )
+            kept.append(await boundary.blobs(self.env.BUCKET).open("k", 0, 1 << 20))
+            _, inflow = await boundary.peer(self.env.MEETING.getByName("s")).open(stream)
+            await inflow.read(1)
+            kept.append(inflow)
         return Response("ignored")
 
     async def copies(self, call):
