@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from durable_objects.budget import IsolateBudget
+from protocol.ports import Held
 from protocol.settings import MIB
 
 POLICIES: Final = ("pinned-prefix", "lru")
@@ -36,7 +37,7 @@ class LayerCache:
             raise ValueError(f"policy {policy!r} is not known; the known ones are {', '.join(POLICIES)}")
         self._policy = policy
         self._budget = budget
-        self._tensors: OrderedDict[str, bytes] = OrderedDict()
+        self._tensors: OrderedDict[str, Held] = OrderedDict()
         self.counts = CacheCounts()
 
     def __len__(self) -> int:
@@ -47,7 +48,7 @@ class LayerCache:
         """Bytes of all tensors kept."""
         return sum(map(len, self._tensors.values()))
 
-    def get(self, name: str) -> bytes | None:
+    def get(self, name: str) -> Held | None:
         """A tensor that is kept, or None."""
         found = self._tensors.get(name)
         if found is None:
@@ -63,10 +64,10 @@ class LayerCache:
             self._evict_for(size, keep=name)
         return self._budget.take(size)
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: Held) -> None:
         """Keeps a tensor whose size was reserved."""
         if name in self._tensors:
-            self._budget.give(len(self._tensors.pop(name)))
+            self._drop(name)
         self._tensors[name] = data
         self.counts.admitted += 1
 
@@ -76,17 +77,16 @@ class LayerCache:
 
     def invalidate(self, name: str) -> bool:
         """Forgets a tensor; whether it was there."""
-        found = self._tensors.pop(name, None)
-        if found is None:
+        if name not in self._tensors:
             return False
-        self._budget.give(len(found))
+        self._drop(name)
         self.counts.invalidated += 1
         return True
 
     def clear(self) -> None:
         """Forgets everything."""
-        self._budget.give(self.size)
-        self._tensors.clear()
+        for name in list(self._tensors):
+            self._drop(name)
 
     def _evict_for(self, size: int, keep: str) -> None:
         if size > self._budget.limit:
@@ -96,8 +96,13 @@ class LayerCache:
             if self._budget.free >= size:
                 return
             if name != keep:
-                self._budget.give(len(self._tensors.pop(name)))
+                self._drop(name)
                 self.counts.evicted += 1
+
+    def _drop(self, name: str) -> None:
+        data = self._tensors.pop(name)
+        self._budget.give(len(data))
+        data.drop()
 
 
 def stays(name: str, size: int) -> bool:

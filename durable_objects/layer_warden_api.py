@@ -16,11 +16,11 @@ from knot.bucket import BucketKnot
 from knot.errors import KnotError
 from knot.header import TensorInfo
 from knot.strict_json import is_int
-from protocol.bodies import BytesInflow, JoinedInflow, Piece
+from protocol.bodies import JoinedInflow, Piece, hold_bytes
 from protocol.calls import BYTES, Call, Inflow, Reply, ShortBody, json_reply
 from protocol.fields import BadField, json_fields
 from protocol.identity import Identity, WrongIdentity
-from protocol.ports import BlobChanged, BlobError, BlobFailed
+from protocol.ports import BlobChanged, BlobError, BlobFailed, Held, Hold
 from protocol.serving import bad_frame, not_found
 
 OpenKnot = Callable[[str], Awaitable[BucketKnot]]
@@ -29,11 +29,12 @@ ENDPOINTS = "POST /configure, /tensors and /invalidate/<name>, GET /tensor/<name
 
 
 class LayerWardenApi:
-    """One warden. `open_knot` opens a knot in the bucket by its key."""
+    """One warden. `open_knot` opens a knot in the bucket by its key, `hold` keeps what a body brings."""
 
-    def __init__(self, cache: LayerCache, open_knot: OpenKnot) -> None:
+    def __init__(self, cache: LayerCache, open_knot: OpenKnot, hold: Hold = hold_bytes) -> None:
         self.cache = cache
         self._open_knot = open_knot
+        self._hold = hold
         self._identity: Identity | None = None
         self._knot: BucketKnot | None = None
         self._names: frozenset[str] = frozenset()
@@ -162,11 +163,15 @@ class LayerWardenApi:
         headers = {"content-type": BYTES, "content-length": str(joined.length)}
         return Reply(200, joined, headers)
 
-    async def _admit(self, knot: BucketKnot, tensor: TensorInfo) -> bytes | None:
+    async def _admit(self, knot: BucketKnot, tensor: TensorInfo) -> Held | None:
         if not self.cache.reserve(tensor.name, tensor.length):
             return None
         try:
-            data = await knot.read(tensor.offset, tensor.length)
+            inflow = await knot.stream(tensor.offset, tensor.length)
+            try:
+                data = await self._hold(inflow, tensor.length)
+            finally:
+                await inflow.cancel()
         except BaseException:
             self.cache.release(tensor.length)
             raise
@@ -181,8 +186,8 @@ def _from_bucket(knot: BucketKnot, start: int, end: int) -> Piece:
     return end - start, lambda: knot.stream(start, end - start)
 
 
-def _from_memory(data: bytes, start: int, end: int) -> Piece:
+def _from_memory(data: Held, start: int, end: int) -> Piece:
     async def opened() -> Inflow:
-        return BytesInflow(memoryview(data)[start:end])
+        return data.part(start, end)
 
     return end - start, opened

@@ -15,6 +15,7 @@ from emulator.errors import JsException, StreamBroken
 from emulator.r2 import R2ObjectBody
 from emulator.sdk.messages import NULL_BODY, Request, Response
 from emulator.streams import PIECE, PumpSource, ReadableStream
+from protocol.bodies import HeldBytes, hold_bytes
 from protocol.calls import Call, Inflow, Reply, ShortBody
 from protocol.ports import (
     Background,
@@ -91,6 +92,11 @@ async def forward(request: Request, binding: Any, name: str | None = None) -> Re
 def blobs(binding: Any) -> BlobSource:
     """An R2 bucket."""
     return _Blobs(binding)
+
+
+async def hold(inflow: Inflow, length: int) -> HeldBytes:
+    """Keeps the next `length` bytes of a body."""
+    return await hold_bytes(inflow, length)
 
 
 def key_values(binding: Any) -> KeyValue:

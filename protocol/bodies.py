@@ -34,6 +34,28 @@ class BytesInflow:
         return taken
 
 
+class HeldBytes:
+    """Bytes that are kept as Python's own."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def part(self, start: int, end: int) -> Inflow:
+        """Some of them as a body."""
+        return BytesInflow(memoryview(self._data)[start:end])
+
+    def drop(self) -> None:
+        """Python frees them when nobody has them any more."""
+
+
+async def hold_bytes(inflow: Inflow, length: int) -> HeldBytes:
+    """Keeps the next `length` bytes of a body."""
+    return HeldBytes(await inflow.read(length))
+
+
 # A piece of a body: its bytes, and how to open it.
 Piece = tuple[int, Callable[[], Awaitable[Inflow]]]
 

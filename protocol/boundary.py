@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, NoReturn, Protocol
 
 from engine.host import EngineHost
-from protocol.calls import Call, Reply
-from protocol.ports import Background, BlobSource, KeyValue, Objects, Peer, Storage
+from protocol.calls import Call, Inflow, Reply
+from protocol.ports import Background, BlobSource, Held, KeyValue, Objects, Peer, Storage
 
 
 class Boundary(Protocol):
@@ -47,6 +47,11 @@ class Boundary(Protocol):
     @staticmethod
     def blobs(binding: Any) -> BlobSource:
         """An R2 bucket."""
+        ...
+
+    @staticmethod
+    async def hold(inflow: Inflow, length: int) -> Held:
+        """Keeps the next `length` bytes of a body, without Python objects where that can be."""
         ...
 
     @staticmethod

@@ -6,7 +6,7 @@ On Workers that is `workers/boundary.py`, the one module that touches JavaScript
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,6 +58,26 @@ class BlobSource(Protocol):
     async def open(self, key: str, offset: int, length: int, etag: str | None = None) -> Inflow:
         """A long range as one read, to be drained. Raises `BlobMissing`, `BlobChanged`."""
         ...
+
+
+class Held(Protocol):
+    """Bytes that are kept for as long as somebody may want them, outside of a heap that never shrinks."""
+
+    def __len__(self) -> int:
+        """How many."""
+        ...
+
+    def part(self, start: int, end: int) -> Inflow:
+        """Some of them as a body."""
+        ...
+
+    def drop(self) -> None:
+        """Frees them; bodies that are on their way still get theirs."""
+        ...
+
+
+# Keeps the next so many bytes of a body. Raises `ShortBody`.
+Hold = Callable[[Inflow, int], Awaitable[Held]]
 
 
 class KeyValue(Protocol):

@@ -7,6 +7,7 @@ from station_support import Clock
 
 from durable_objects.budget import MOST_KEPT, OUT_OF_USE_SECONDS, IsolateBudget
 from durable_objects.layer_cache import LayerCache
+from protocol.bodies import HeldBytes
 from protocol.settings import MIB
 
 # A cycle of 40 tensors of 1 MiB, as a forward pass asks for them; the bytes are one and the same.
@@ -22,7 +23,7 @@ def hits_of_a_pass(policy: str, share: float) -> float:
         before = cache.counts.hits
         for name in CYCLE:
             if cache.get(name) is None and cache.reserve(name, MIB):
-                cache.put(name, DATA)
+                cache.put(name, HeldBytes(DATA))
         assert budget.used == cache.size <= budget.limit
     return (cache.counts.hits - before) / len(CYCLE)
 
@@ -45,7 +46,7 @@ def test_lru_keeps_what_was_used_last_and_never_lets_go_of_small_ones_and_norms(
             return True
         if not cache.reserve(name, size):
             return False
-        cache.put(name, bytes(size))
+        cache.put(name, HeldBytes(bytes(size)))
         return True
 
     assert all(keep(name, MIB) for name in ("a", "b", "output_norm"))
@@ -80,7 +81,7 @@ def test_what_objects_out_of_use_keep_is_taken_back_when_others_need_it_and_not_
     budget.register("new", new)
     for name in CYCLE[:3]:
         assert old.reserve(name, MIB)
-        old.put(name, DATA)
+        old.put(name, HeldBytes(DATA))
     clock.now = OUT_OF_USE_SECONDS - 1
     assert new.reserve("x", MIB)
     assert not new.reserve("y", MIB), "the other is still in use"

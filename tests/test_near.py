@@ -21,6 +21,7 @@ from engine.blocks import phase_units
 from knot.bucket import BucketKnot
 from knot.header import PHASES
 from near import LEFT_ALONE, pieces
+from protocol.bodies import HeldBytes
 from protocol.calls import Call, Inflow, Reply
 
 PATH = grouped()
@@ -144,9 +145,9 @@ def test_poison_in_the_warden_is_read_past_and_forgotten_so_that_it_poisons_nobo
         tensors = world.warden.cache._tensors
         poisoned = ["blk_0_attn_k_weight", "blk_1_ffn_up_weight", "blk_2_ffn_down_weight"]
         for name in poisoned:
-            data = bytearray(tensors[name])
+            data = bytearray(await tensors[name].part(0, len(tensors[name])).read(len(tensors[name])))
             data[len(data) // 2] ^= 1
-            tensors[name] = bytes(data)
+            tensors[name] = HeldBytes(bytes(data))
         assert await world.rows("b") == await truth()
         await world.one.background.drain()
         assert world.warden.cache.counts.invalidated == len(poisoned)
@@ -163,7 +164,9 @@ def test_a_tensor_that_the_warden_holds_too_short_is_made_up_for_and_forgotten()
     async def body(world: World) -> None:
         await world.rows("a")
         tensors = world.warden.cache._tensors
-        tensors["blk_1_ffn_up_weight"] = tensors["blk_1_ffn_up_weight"][:-10]
+        whole = tensors["blk_1_ffn_up_weight"]
+        short = await whole.part(0, len(whole) - 10).read(len(whole) - 10)
+        tensors["blk_1_ffn_up_weight"] = HeldBytes(short)
         # The warden promises what the knot says, and its body breaks off.
         world.peer.open = _streaming(world)  # type: ignore[method-assign]
         assert await world.rows("b") == await truth()
@@ -188,7 +191,7 @@ def test_a_warden_that_dies_while_it_is_told_to_forget_is_no_trouble() -> None:
     async def body(world: World) -> None:
         await world.rows("a")
         name = "blk_0_attn_k_weight"
-        world.warden.cache._tensors[name] = bytes(len(world.warden.cache._tensors[name]))
+        world.warden.cache._tensors[name] = HeldBytes(bytes(len(world.warden.cache._tensors[name])))
         world.peer.lose.append(f"/invalidate/{name}")
         assert await world.rows("b") == await truth()
         await world.one.background.drain()

@@ -127,6 +127,76 @@ export class Inflow {
   }
 }
 
+/** Bytes that are kept; the caller accounts for them. */
+export class Held {
+  constructor() {
+    this.buffer = null;
+    this.readers = 0;
+    this.dropped = false;
+  }
+
+  /** Keeps the next bytes of a body; returns how many there were. */
+  async fill(inflow, length) {
+    const buffer = new ArrayBuffer(length);
+    const done = await inflow.fill(length, (piece, at) => new Uint8Array(buffer).set(piece, at));
+    if (done === length) this.buffer = buffer;
+    else buffer.transfer(0);
+    return done;
+  }
+
+  part(start, end) {
+    return new Part(this, start, end);
+  }
+
+  drop() {
+    this.dropped = true;
+    this.release();
+  }
+
+  release() {
+    if (this.dropped && this.readers === 0 && this.buffer) {
+      this.buffer.transfer(0);
+      this.buffer = null;
+    }
+  }
+}
+
+/** A stretch of kept bytes on its way out. */
+class Part {
+  constructor(held, at, end) {
+    this.held = held;
+    this.at = at;
+    this.end = end;
+    held.readers += 1;
+  }
+
+  /** A look at the next bytes, valid until something is awaited; null at the end. */
+  next(most) {
+    if (this.at >= this.end) {
+      this.close();
+      return null;
+    }
+    const size = Math.min(most, this.end - this.at);
+    const view = new Uint8Array(this.held.buffer, this.at, size);
+    this.at += size;
+    return view;
+  }
+
+  /** The next bytes as an array of their own. */
+  read(length) {
+    return this.next(length)?.slice() ?? new Uint8Array(0);
+  }
+
+  close() {
+    if (!this.held) return;
+    const held = this.held;
+    this.held = null;
+    this.at = this.end;
+    held.readers -= 1;
+    held.release();
+  }
+}
+
 /** Method, path, query and headers of a request as JSON; its body is read apart. */
 export function callHead(request) {
   const url = new URL(request.url);
@@ -153,6 +223,7 @@ export function respond(status, headers, body) {
 export function pulled(next, stop, length) {
   let over = false;
   let inner = null;
+  let part = null;
   const finish = () => {
     if (over) return;
     over = true;
@@ -179,12 +250,28 @@ export function pulled(next, stop, length) {
             if (!done) continue;
             inner = null;
           }
+          if (part) {
+            const request = controller.byobRequest;
+            const view = part.next(Math.min(PIECE, request ? request.view.byteLength : PIECE));
+            if (view) {
+              if (request) {
+                request.view.set(view);
+                request.respond(view.byteLength);
+              } else controller.enqueue(view.slice());
+              return;
+            }
+            part = null;
+          }
           const piece = await next();
           if (piece === null || piece === undefined) {
             await finish();
             controller.close();
             controller.byobRequest?.respond(0);
             return;
+          }
+          if (piece instanceof Part) {
+            part = piece;
+            continue;
           }
           if (piece instanceof ReadableStream) {
             inner = piece.getReader({ mode: "byob" });
@@ -196,12 +283,14 @@ export function pulled(next, stop, length) {
           }
         }
       } catch (error) {
+        part?.close();
         await finish();
         controller.error(error);
       }
     },
     async cancel() {
       try {
+        part?.close();
         if (inner) await inner.cancel();
       } finally {
         await finish();

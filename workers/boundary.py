@@ -16,7 +16,7 @@ from pyodide.ffi import JsException, create_proxy, to_js
 
 from engine.errors import EngineError, raise_for
 from engine.host import ABI_VERSION
-from protocol.bodies import BytesInflow, JoinedInflow
+from protocol.bodies import BytesInflow, JoinedInflow, hold_bytes
 from protocol.calls import Call, Inflow, Reply, ShortBody
 from protocol.ports import (
     Background,
@@ -25,6 +25,7 @@ from protocol.ports import (
     BlobInfo,
     BlobMissing,
     BlobSource,
+    Held,
     KeyValue,
     Objects,
     Peer,
@@ -94,7 +95,7 @@ async def _joined(body: JoinedInflow) -> AsyncIterator[Any]:
     """The bodies one after the other; those that are streams pass without being looked at."""
     for _, open_piece in body.take():
         inflow = await open_piece()
-        if isinstance(inflow, _StreamInflow):
+        if isinstance(inflow, _StreamInflow | _PartInflow):
             yield inflow.hand_on()
         else:
             async for piece in _pieces(inflow):
@@ -149,6 +150,13 @@ def blobs(binding: Any) -> BlobSource:
 
 def key_values(binding: Any) -> KeyValue:
     """A KV namespace."""
+async def hold(inflow: Inflow, length: int) -> Held:
+    """Keeps the next `length` bytes of a body in an ArrayBuffer: Python's heap would never shrink again."""
+    if not isinstance(inflow, _StreamInflow):
+        return await hold_bytes(inflow, length)
+    return _Held(await inflow.keep(length), length)
+
+
     return _KeyValues(_raw(binding))
 
 
@@ -394,6 +402,55 @@ class _Blobs:
             raise BlobMissing(f"the bucket has no object {key!r}")
         size, etag = json.loads(found)
         return BlobInfo(size, etag)
+    async def keep(self, length: int) -> Any:
+        """The next bytes, kept in JavaScript's memory."""
+        held = _js().Held.new()
+        try:
+            self._check(length, await held.fill(self._inflow, length))
+        except JsException as error:
+            raise ShortBody(_said(error)) from None
+        return held
+
+
+class _Held:
+    """Bytes in an ArrayBuffer."""
+
+    def __init__(self, held: Any, length: int) -> None:
+        self._held = held
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def part(self, start: int, end: int) -> Inflow:
+        return _PartInflow(self._held.part(start, end), end - start)
+
+    def drop(self) -> None:
+        self._held.drop()
+
+
+class _PartInflow:
+    """A stretch of kept bytes as a body."""
+
+    def __init__(self, part: Any, length: int) -> None:
+        self._part = part
+        self.length = length
+
+    async def pour(self, host: Any, offset: int, length: int) -> None:
+        host.write(offset, await self.read(length))
+
+    async def read(self, length: int) -> bytes:
+        data = cast(bytes, self._part.read(length).to_bytes())
+        if len(data) < length:
+            raise ShortBody(f"{length} bytes were asked for, {len(data)} were left")
+        return data
+
+    async def cancel(self) -> None:
+        self._part.close()
+
+    def hand_on(self) -> Any:
+        return self._part
+
 
     async def read(self, key: str, offset: int, length: int, etag: str | None = None) -> bytes:
         if not length:
