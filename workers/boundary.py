@@ -45,6 +45,8 @@ _engines: dict[int, WasmHost] = {}
 _working: set[asyncio.Future[Any]] = set()
 _kept = [0]
 _logged = [0.0, 0]
+# Bytes of weights on their way now, and at most so far; bytes that are pinned.
+_weights = [0, 0, 0]
 
 
 def _js() -> Any:
@@ -148,8 +150,6 @@ def blobs(binding: Any) -> BlobSource:
     return _Blobs(_raw(binding))
 
 
-def key_values(binding: Any) -> KeyValue:
-    """A KV namespace."""
 async def hold(inflow: Inflow, length: int) -> Held:
     """Keeps the next `length` bytes of a body in an ArrayBuffer: Python's heap would never shrink again."""
     if not isinstance(inflow, _StreamInflow):
@@ -157,6 +157,8 @@ async def hold(inflow: Inflow, length: int) -> Held:
     return _Held(await inflow.keep(length), length)
 
 
+def key_values(binding: Any) -> KeyValue:
+    """A KV namespace."""
     return _KeyValues(_raw(binding))
 
 
@@ -241,6 +243,12 @@ def held(bytes_delta: int) -> None:
     _kept[0] += bytes_delta
 
 
+def moved(layer: int | None, phase: str, block: str, size: int, stays: bool) -> None:
+    """Counts a block of weights that arrives (+bytes) or leaves (-bytes)."""
+    _weights[2 if stays else 0] += size
+    _weights[1] = max(_weights[0], _weights[1])
+
+
 def memory() -> dict[str, int]:
     """What can be seen of the isolate's memory, in bytes."""
     from pyodide_js import _module  # pyright: ignore[reportPrivateUsage]
@@ -252,6 +260,9 @@ def memory() -> dict[str, int]:
         "buffers": int(now),
         "buffers_peak": int(peak),
         "held": _kept[0],
+        "weights_in_flight": _weights[0],
+        "weights_in_flight_peak": _weights[1],
+        "weights_pinned": _weights[2],
     }
 
 
@@ -391,17 +402,6 @@ class _StreamInflow:
         """The stream itself, for somebody else to read."""
         return self._inflow.handOn()
 
-
-class _Blobs:
-    def __init__(self, bucket: Any) -> None:
-        self._bucket = bucket
-
-    async def head(self, key: str) -> BlobInfo:
-        found = await self._ask(_js().head(self._bucket, key))
-        if not isinstance(found, str):
-            raise BlobMissing(f"the bucket has no object {key!r}")
-        size, etag = json.loads(found)
-        return BlobInfo(size, etag)
     async def keep(self, length: int) -> Any:
         """The next bytes, kept in JavaScript's memory."""
         held = _js().Held.new()
@@ -451,6 +451,17 @@ class _PartInflow:
     def hand_on(self) -> Any:
         return self._part
 
+
+class _Blobs:
+    def __init__(self, bucket: Any) -> None:
+        self._bucket = bucket
+
+    async def head(self, key: str) -> BlobInfo:
+        found = await self._ask(_js().head(self._bucket, key))
+        if not isinstance(found, str):
+            raise BlobMissing(f"the bucket has no object {key!r}")
+        size, etag = json.loads(found)
+        return BlobInfo(size, etag)
 
     async def read(self, key: str, offset: int, length: int, etag: str | None = None) -> bytes:
         if not length:
