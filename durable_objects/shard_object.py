@@ -75,9 +75,11 @@ class ShardObject(DurableObject):
         knot = await BucketKnot.open(boundary.blobs(env.KNOT_BUCKET), settings.knot_key)
         shard = _booted.get(settings.boot_key)
         if shard is None or shard.settings != settings or shard.knot.id != knot.id:
+            for old in _booted.values():
+                old.weights.drop()
             _booted.clear()
             engine = ShardEngine(await boundary.engine(settings.engine_bytes))
-            shard = await Shard.boot(settings, knot, engine)
+            shard = await Shard.boot(settings, knot, engine, moved=boundary.moved)
             _booted[settings.boot_key] = shard
         else:
             shard.take_over(knot)

@@ -82,9 +82,13 @@ class StationObject(DurableObject):
         if station is not None and station.settings == settings and station.knot.id == knot.id:
             station.take_over(knot, source)
         else:
+            for old in _booted.values():
+                old.weights.drop()
             _booted.clear()
             engine = StationEngine(await boundary.engine(settings.engine_bytes))
-            station = await Station.boot(settings, knot, engine, source, boundary.clock, held=boundary.held)
+            station = await Station.boot(
+                settings, knot, engine, source, boundary.clock, held=boundary.held, moved=boundary.moved
+            )
             _booted[settings.boot_key] = station
         await station.keep_sessions_in(boundary.storage(self.ctx), background, boundary.clock)
         return StationApi(station, source, boundary.clock, background, boundary.memory)

@@ -160,6 +160,13 @@ def held(bytes_delta: int) -> None:
     _isolate().meter.held(bytes_delta)
 
 
+def moved(layer: int | None, phase: str, block: str, size: int, stays: bool) -> None:
+    """Tells the cluster's recorder, if it has one, of a block of weights that arrives or leaves."""
+    isolate = _isolate()
+    if isolate.recorder is not None:
+        isolate.recorder.moved(isolate.name)(layer, phase, block, size, stays)
+
+
 def memory() -> dict[str, int]:
     """What the isolate's meter counts, in bytes."""
     use = _isolate().meter.use()

@@ -31,6 +31,7 @@ from emulator.streams import ReadableStream
 from engine.threads import run_to_end
 from protocol.calls import Call, Reply
 from protocol.ports import PeerLost
+from protocol.recorder import Recorder
 
 EngineKind = Literal["wasm", "native"]
 STOPPING = "the cluster is stopping"
@@ -53,7 +54,7 @@ class Cluster:
 
     `engine` says which host runs the crate. With `enforce`, an isolate over its memory limit is ended.
     `faults` injects what goes wrong on a network. `log` gets the Workers' log lines; by default they go to
-    stderr.
+    stderr. `recorder` takes down the isolates' memory and their reads from buckets.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Cluster:
         faults: Faults | None = None,
         log: Callable[[str], None] | None = None,
         drain_seconds: float = 2.0,
+        recorder: Recorder | None = None,
     ) -> None:
         self.workers = {worker.name: worker for worker in workers}
         if len(self.workers) != len(workers):
@@ -75,6 +77,7 @@ class Cluster:
         self.enforce = enforce
         self.limits = limits or Limits()
         self.faults = faults
+        self.recorder = recorder
         self.log = log or _to_stderr
         self.running = False
         self.alarms = AlarmClock(self)
@@ -257,6 +260,8 @@ class Cluster:
 
     def _end(self, isolate: Isolate, reason: str) -> None:
         del self._isolates[isolate.name]
+        if self.recorder is not None:
+            self.recorder.ended(isolate.name)
         self._peak(isolate)
         isolate.lose(reason)
 

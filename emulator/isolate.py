@@ -79,7 +79,8 @@ class Isolate:
         self.lost: str | None = None
         self.env = Env(env)
         limit = self.limits.memory_bytes if cluster.enforce else None
-        self.meter = Meter(f"Worker {self.name}", limit, self._over_memory)
+        self.recorder = cluster.recorder
+        self.meter = Meter(self.name, limit, self._over_memory, self.recorder)
         self._engine: Host | None = None
         self._engine_limit = 0
         self._making_engine = asyncio.Lock()

@@ -15,6 +15,7 @@ from emulator.faults import Faults
 from knot.header import KnotHeader
 from knot.reader import load_header
 from knot.topology import BUCKET, Topology, WorkerSpec, even_topology, workers
+from protocol.recorder import Recorder
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGES: Final = ("protocol", "engine", "knot", "durable_objects")
@@ -49,6 +50,7 @@ async def local_cluster(
     secret: str | None = None,
     faults: Faults | None = None,
     log: Callable[[str], None] | None = None,
+    recorder: Recorder | None = None,
 ) -> AsyncGenerator[LocalCluster]:
     """Runs the Workers of a cluster on `knot`, which is read where it lies.
 
@@ -59,7 +61,7 @@ async def local_cluster(
     known = secret or secrets.token_urlsafe(24)
     specs = workers(header.config, chosen, knot.name, {"CLUSTER_SECRET": known, **(variables or {})})
     configs = [worker_config(spec) for spec in specs]
-    async with Cluster(configs, data_folder, engine, faults=faults, log=log) as cluster:
+    async with Cluster(configs, data_folder, engine, faults=faults, log=log, recorder=recorder) as cluster:
         cluster.bucket(BUCKET).register(knot.name, knot)
         yield LocalCluster(cluster, header, chosen, known)
 

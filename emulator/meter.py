@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from protocol.recorder import Recorder
+
 # Python's heap in WebAssembly is 30 MiB and never shrinks; the JavaScript heap settles near 32 MB in a long
 # streaming run (37 MB with its buffers, which are counted as bodies). Measured on workerd 1.20261117.1 with
 # Pyodide 314 while a gigabyte passed through an isolate.
@@ -39,9 +41,15 @@ class MemoryUse:
 
 
 class Meter:
-    """One isolate's memory. `exceeded` is called once, when the limit is passed."""
+    """One isolate's memory. `exceeded` is called once, when the limit is passed; `recorder` hears of all."""
 
-    def __init__(self, name: str, limit: int | None, exceeded: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        limit: int | None,
+        exceeded: Callable[[str], None],
+        recorder: Recorder | None = None,
+    ) -> None:
         self._name = name
         self._limit = limit
         self._exceeded = exceeded
@@ -49,6 +57,7 @@ class Meter:
         self._bodies = 0
         self._held = 0
         self._over = False
+        self._recorder = recorder
         self.peak = self.use()
 
     def use(self) -> MemoryUse:
@@ -59,28 +68,32 @@ class Meter:
         """The engine's memory is now `size` bytes."""
         if size != self._engine:
             self._engine = size
-            self._check()
+            self._changed(size)
 
     def in_bodies(self, delta: int) -> None:
         """Bodies on their way take `delta` bytes more, or less."""
         self._bodies += delta
-        if delta > 0:
-            self._check()
+        self._changed(delta)
 
     def held(self, delta: int) -> None:
         """What the Worker keeps takes `delta` bytes more, or less."""
         self._held += delta
-        if delta > 0:
-            self._check()
+        self._changed(delta)
 
-    def _check(self) -> None:
+    def _changed(self, delta: int) -> None:
+        if self._recorder is not None:
+            self._recorder.used(self._name, self._engine, self._bodies, self._held)
+        if delta <= 0:
+            return
         use = self.use()
         if use.total <= self.peak.total:
             return
         self.peak = use
         if self._limit is not None and use.total > self._limit and not self._over:
             self._over = True
-            self._exceeded(f"{self._name} exceeded its memory limit of {_mb(self._limit)}: it uses {use}")
+            self._exceeded(
+                f"Worker {self._name} exceeded its memory limit of {_mb(self._limit)}: it uses {use}"
+            )
 
 
 def _mb(size: int) -> str:

@@ -115,6 +115,7 @@ class R2Bucket:
     async def head(self, key: str) -> R2Object | None:
         """An object's metadata, or None."""
         async with self.operation("head"):
+            _taken_down("head", key)
             entry = self.bucket.objects.entry(key)
             return None if entry is None else R2Object(entry)
 
@@ -125,10 +126,13 @@ class R2Bucket:
         async with self.operation("get"):
             entry = self.bucket.objects.entry(key)
             if entry is None:
+                _taken_down("get", key)
                 return None
             if not holds(options.get("onlyIf"), entry):
+                _taken_down("get", key)
                 return R2Object(entry)
             offset, length = span(options.get("range"), entry.size)
+            _taken_down("get", key, offset, length)
             try:
                 source = self.bucket.objects.open(entry, offset, length)
             except FileNotFoundError:
@@ -223,6 +227,12 @@ class R2Bucket:
     def bucket(self) -> Bucket:
         """What the binding means, opened when it is first used."""
         return self._open()
+
+
+def _taken_down(operation: str, key: str, offset: int = 0, length: int = 0) -> None:
+    isolate = current().isolate
+    if isolate.recorder is not None:
+        isolate.recorder.read(isolate.name, operation, key, offset, length)
 
 
 class R2MultipartUpload:

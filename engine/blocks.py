@@ -59,8 +59,17 @@ class Block:
         """Bytes of the rows themselves."""
         return (self.end - self.start) * self.tensor.row_bytes
 
+    @property
+    def name(self) -> str:
+        """The tensor and its rows."""
+        return f"{self.tensor.name}[{self.start}:{self.end}]"
+
 
 Unit = tuple[Block, ...]
+
+# The layer and phase of a unit; the head has no layer.
+UnitName = tuple[int | None, str]
+HEAD: Final[UnitName] = (None, "head")
 
 
 def cut(rows: Rows, block_bytes: int) -> list[Block]:
@@ -95,6 +104,11 @@ def phase_units(header: KnotHeader, layers: range, phases: Sequence[str], block_
         for layer in layers
         for phase in phases
     ]
+
+
+def unit_names(layers: range, phases: Sequence[str]) -> list[UnitName]:
+    """What the units of `phase_units` are called."""
+    return [(layer, phase) for layer in layers for phase in phases]
 
 
 def total_bytes(units: Sequence[Unit]) -> int:

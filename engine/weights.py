@@ -12,10 +12,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from engine.blocks import Arena, Block, Unit
+from engine.blocks import Arena, Block, Unit, UnitName
 from engine.client import Engine
 from protocol.calls import Inflow, ShortBody
 from protocol.ports import BlobFailed, PeerLost
+from protocol.recorder import Moved
 
 # A body may break off on its way; the bytes behind it are still good.
 ORIGIN_ATTEMPTS: Final = 4
@@ -140,6 +141,14 @@ class Weights:
             async for placed in blocks:
                 await use(placed)
 
+    def drop(self) -> None:
+        """Forgets what is pinned: the engine has another use for the arena. No pass may be running."""
+        for unit, loaded in enumerate(self._loaded):
+            for index, block in enumerate(self._units[unit]):
+                if loaded[index]:
+                    loaded[index] = False
+                    self._seen(unit, block, -block.length)
+
     def _place(self, unit: int, index: int) -> int:
         place = self._arena.places[unit][index]
         return self._arena.buffers[index % 2] if place is None else place
@@ -200,6 +209,20 @@ class Weights:
         first = (block.start // tensor.group_rows + group) * tensor.group_rows
         last = min(first + tensor.group_rows, tensor.rows)
         return f"knot {self._name}, tensor {tensor.name}, rows [{first}, {last})"
+
+
+def named(
+    units: Sequence[Unit], names: Sequence[UnitName], arena: Arena, moved: Moved | None
+) -> Callable[[int, Block, int], None] | None:
+    """A `watch` of `Weights` that tells `moved` of blocks by layer, phase and rows."""
+    if moved is None:
+        return None
+
+    def seen(unit: int, block: Block, delta: int) -> None:
+        stays = arena.places[unit][units[unit].index(block)] is not None
+        moved(*names[unit], block.name, delta, stays)
+
+    return seen
 
 
 async def _ended(task: asyncio.Future[bool]) -> None:

@@ -116,6 +116,14 @@ class Boundary(Protocol):
         ...
 
     @staticmethod
+    def moved(layer: int | None, phase: str, block: str, size: int, stays: bool) -> None:
+        """Tells of a block of weights that arrives in the engine's arena (+bytes) or leaves it (-bytes).
+
+        A block that `stays` is pinned. `layer` is None for the head.
+        """
+        ...
+
+    @staticmethod
     def memory() -> dict[str, int]:
         """What can be seen of the isolate's memory, in bytes by what it is used for."""
         ...

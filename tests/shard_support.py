@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from fake_cluster import HEADERS, MIB, SECRET, Background, DictKv, FakePeer, FileBlobs
-from station_support import Clock, Host, Watch, inline
+from station_support import Clock, Host, inline
 
 from durable_objects.budget import IsolateBudget
 from durable_objects.cobordism_warden_api import CobordismWardenApi
@@ -21,6 +21,7 @@ from knot.bucket import BucketKnot
 from protocol.calls import FRAME, Call, Reply
 from protocol.frames import Kind, Part, Tensor, decode, encode
 from protocol.ports import KeyValue, Peer
+from protocol.recorder import Moved
 from protocol.steps import Choice, EmbedStep, Envelope, LogitsStep, Slice
 from rows import EmbeddingRows
 from shard import Shard
@@ -97,7 +98,7 @@ async def shard_on(
     host: Host = inline,
     warden: Peer | None = None,
     kv: KeyValue | None = None,
-    watch: Watch | None = None,
+    moved: Moved | None = None,
     blobs: FileBlobs | None = None,
     background: Background | None = None,
     **variables: str,
@@ -114,7 +115,7 @@ async def shard_on(
         **variables,
     }
     settings = ShardSettings.read(given.get)
-    shard = await Shard.boot(settings, knot, ShardEngine(host(settings.engine_bytes)), watch=watch)
+    shard = await Shard.boot(settings, knot, ShardEngine(host(settings.engine_bytes)), moved=moved)
     rows = EmbeddingRows(
         settings, knot, RowReader(knot, shard.engine, shard.desk), warden, kv, HEADERS, background
     )

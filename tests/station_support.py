@@ -14,7 +14,6 @@ from core_support import reference_of
 from engine_support import make_host
 from fake_cluster import HEADERS, SECRET, Background, FileBlobs
 
-from engine.blocks import Block
 from engine.client import StationEngine
 from engine.host import EngineHost
 from knot.bucket import BucketKnot
@@ -23,13 +22,13 @@ from near import NearSource
 from protocol.calls import FRAME, Call, Reply
 from protocol.frames import Kind, Part, Tensor, decode, encode
 from protocol.ports import Peer
+from protocol.recorder import Moved
 from protocol.steps import Envelope, ForwardStep, Phase, Rows
 from specialization import StationSettings
 from station import Station
 from station_api import StationApi
 
 Host = Callable[[int], EngineHost]
-Watch = Callable[[int, Block, int], None]
 
 
 def inline(limit: int) -> EngineHost:
@@ -150,7 +149,7 @@ async def station_on(
     *,
     host: Host = inline,
     warden: Peer | None = None,
-    watch: Watch | None = None,
+    moved: Moved | None = None,
     held: Callable[[int], None] = lambda delta: None,
     blobs: FileBlobs | None = None,
     **variables: str,
@@ -170,7 +169,7 @@ async def station_on(
     settings = StationSettings.read(given.get)
     source = NearSource(knot, warden, layers, HEADERS, background)
     engine = StationEngine(host(settings.engine_bytes))
-    station = await Station.boot(settings, knot, engine, source, clock, held=held, watch=watch)
+    station = await Station.boot(settings, knot, engine, source, clock, held=held, moved=moved)
     return OneStation(StationApi(station, source, clock, background), knot, blobs, source, background, clock)
 
 

@@ -14,11 +14,12 @@ from fake_cluster import make_native
 from shard_support import OneShard, shard_on
 from station_support import Gate, embedded, exact_states
 
-from engine.blocks import Block
 from engine.wasm import WasmEngine
 from hops import read_slice
 from knot.topology import split
+from protocol.fluid import check_fluid
 from protocol.frames import Kind
+from protocol.recorder import Recorder
 from protocol.steps import Adjustment, Choice, Ranked, Slice
 from sampling import logsumexp
 
@@ -277,20 +278,15 @@ def test_not_a_bit_depends_on_whether_the_engine_is_native_or_wasm() -> None:
 
 
 def test_in_fluid_memory_a_shard_never_holds_more_than_two_blocks() -> None:
-    present: list[Block] = []
-    most = 0
-
-    def watch(unit: int, block: Block, delta: int) -> None:
-        nonlocal most
-        present.append(block) if delta > 0 else present.remove(block)
-        most = max(most, len(present))
+    recorder = Recorder()
 
     async def body(one: OneShard) -> None:
         await asyncio.gather(*(one.logits(NORMED[i], Choice(), f"l{i}") for i in range(4)))
-        assert most == 2
-        assert present == []
+        flow = check_fluid(recorder)["shard"]
+        assert flow.most_blocks == 2
+        assert flow.order == [(None, "head")]
 
-    case(body, RESIDENCY="fluid", watch=watch, host=make_native, BLOCK_BYTES="1")
+    case(body, RESIDENCY="fluid", moved=recorder.moved("shard"), host=make_native, BLOCK_BYTES="1")
 
 
 def test_a_slice_that_begins_inside_a_row_group_is_the_same_slice() -> None:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from engine.blocks import Arena, Block, OverBudgetError, Rows, arena_bytes, largest_block, unit
+from engine.blocks import HEAD, Arena, Block, OverBudgetError, Rows, arena_bytes, largest_block, unit
 from engine.client import Adjust, Candidate, Selection, ShardConfig, ShardEngine
 from engine.errors import BadState, EngineError, NonFinite
 from engine.rows import Desk, desk_bytes
-from engine.weights import BadWeights, Placed, Weights
+from engine.weights import BadWeights, Placed, Weights, named
 from knot.bucket import BucketKnot
 from knot.quants import ggml_id
 from protocol.calls import Inflow, ShortBody
 from protocol.frames import Part, Tensor
 from protocol.ports import BlobChanged, BlobError, BlobFailed, PeerLost
+from protocol.recorder import Moved
 from protocol.steps import Choice, LogitsStep, Refusal, RefusalKind
 from slice_settings import ShardSettings
 
@@ -94,7 +95,7 @@ class Shard:
         knot: BucketKnot,
         engine: ShardEngine,
         *,
-        watch: Callable[[int, Block, int], None] | None = None,
+        moved: Moved | None = None,
     ) -> Shard:
         """Reserves the engine's memory and reads the digests of the slice.
 
@@ -117,7 +118,8 @@ class Shard:
         digests = await knot.digests([knot.header.head_tensor()])
         weights = Weights(
             engine, settings.knot_key, [blocks], arena, HeadSource(knot),
-            lambda block: digests.of(block.first_digest, block.groups), watch,
+            lambda block: digests.of(block.first_digest, block.groups),
+            named([blocks], [HEAD], arena, moved),
         )  # fmt: skip
         return cls(settings, knot, engine, weights, desk)
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from engine.blocks import Arena, Block, OverBudgetError, arena_bytes, largest_block, phase_units
+from engine.blocks import Arena, OverBudgetError, arena_bytes, largest_block, phase_units, unit_names
 from engine.client import KV_PAGE_TOKENS, RopeType, Row, StationConfig, StationEngine, Vector
 from engine.client import Tensor as Matrix
 from engine.errors import EngineError, NonFinite, OverBudget, Unsupported
-from engine.weights import BadWeights, PayloadSource, Placed, Weights
+from engine.weights import BadWeights, PayloadSource, Placed, Weights, named
 from knot.architectures import has_qk_norm
 from knot.bucket import BucketKnot
 from knot.config import ModelConfig
@@ -24,6 +24,7 @@ from knot.quants import ggml_id
 from protocol.calls import ShortBody
 from protocol.frames import Part, Tensor
 from protocol.ports import Background, BlobChanged, BlobError, BlobFailed, Clock, PeerLost, Storage
+from protocol.recorder import Moved
 from protocol.steps import ForwardStep, Phase, Refusal, RefusalKind, Rows
 from saved import SavedSessions
 from sessions import Admitted, Sessions
@@ -108,7 +109,7 @@ class Station:
         clock: Clock,
         *,
         held: Callable[[int], None] = lambda delta: None,
-        watch: Callable[[int, Block, int], None] | None = None,
+        moved: Moved | None = None,
     ) -> Station:
         """Reserves the engine's memory, and reads the small vectors and the digests of the station's layers.
 
@@ -124,7 +125,8 @@ class Station:
         digests = await knot.digests(block.tensor for unit in units for block in unit)
         weights = Weights(
             engine, settings.knot_key, units, arena, source,
-            lambda block: digests.of(block.first_digest, block.groups), watch,
+            lambda block: digests.of(block.first_digest, block.groups),
+            named(units, unit_names(layers, PHASES), arena, moved),
         )  # fmt: skip
         sessions = Sessions(
             engine,
