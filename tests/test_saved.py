@@ -192,6 +192,69 @@ def test_a_session_cut_and_written_anew_comes_back_as_it_was_last(path: Path) ->
     to_end(main())
 
 
+def test_a_session_cut_and_lost_before_it_was_written_anew_does_not_come_back_as_it_was_before(
+    path: Path,
+) -> None:
+    async def main() -> None:
+        storage = Memory()
+        before = await restarted(path, storage)
+        await before.forward("s", 0, ROWS[:16])
+        await settle()
+        # Cut to 8 and continued otherwise, to a page that is not full: nothing of this is written yet.
+        await before.forward("s", 8, ROWS[20:24], step="another way")
+        await settle()
+        expected = await before.forward("s", 12, ROWS[24:25])
+        after = await restarted(path, storage)
+        [answer] = await after.send(after.step("s", 12, ROWS[24:25]))
+        assert answer.envelope["status"] == "cache_miss", "what was saved is of the way not taken"
+        # Replayed, it is what it would have been, and it comes back again.
+        await after.forward("s", 0, np.concatenate([ROWS[:8], ROWS[20:24]]), epoch=1)
+        assert (await after.forward("s", 12, ROWS[24:25], epoch=1)).tobytes() == expected.tobytes()
+
+    to_end(main())
+
+
+def test_a_late_duplicate_does_not_cost_what_was_saved(path: Path) -> None:
+    async def main() -> None:
+        storage = Memory()
+        before = await restarted(path, storage, ANSWER_BYTES="0")
+        await before.forward("s", 0, ROWS[:16])
+        await before.forward("s", 16, ROWS[16:32])
+        await settle()
+        writes = storage.writes
+        await before.forward("s", 0, ROWS[:16])
+        await settle()
+        assert storage.writes == writes
+        after = await restarted(path, storage)
+        await after.forward("s", 32, ROWS[32:33])
+        assert saved(after).counts.restored == 1
+
+    to_end(main())
+
+
+def test_a_session_that_is_ended_while_it_is_read_back_stays_ended(path: Path) -> None:
+    async def main() -> None:
+        storage = Memory()
+        before = await restarted(path, storage)
+        await before.forward("s", 0, ROWS[:16])
+        await settle()
+        after = await restarted(path, storage)
+        pages, original = after.free_pages, storage.get
+
+        async def get(key: str) -> bytes | None:
+            if key.startswith("page/"):
+                await after.send(after.step("s", 0))
+            return await original(key)
+
+        storage.get = get  # type: ignore[method-assign]
+        [answer] = await after.send(after.step("s", 16, ROWS[16:17]))
+        assert answer.envelope["status"] == "cancelled"
+        assert after.free_pages == pages
+        assert len(after.station.sessions) == 0
+
+    to_end(main())
+
+
 def test_what_another_knot_or_an_old_session_left_is_cleaned_at_the_start(path: Path) -> None:
     async def main() -> None:
         storage = Memory()

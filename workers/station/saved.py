@@ -98,7 +98,7 @@ class SavedSessions:
             slot = self._engine.kv_open()
         except EngineError:
             return
-        if await self._fill(slot, name, record):
+        if await self._fill(slot, name, record) and self._sessions.is_missing(step):
             self._sessions.adopt(
                 step.envelope.session, step.envelope.epoch, slot, record["length"], record["checks"]
             )
@@ -106,6 +106,16 @@ class SavedSessions:
         else:
             self._engine.kv_close(slot)
             self.counts.lost += 1
+
+    async def before_cut(self, step: ForwardStep) -> None:
+        """Forgets what was saved of a session that the step will cut to less.
+
+        After a restart it would come back as it was before it took another way.
+        """
+        session = self._sessions.to_be_cut(step)
+        if session is not None and session.saved > step.cache_length:
+            session.saved, session.checks = 0, []
+            await self._delete(_name(session.id, session.epoch))
 
     def after_batch(self) -> None:
         """Writes pages that have become full, and sees to those that have not when it is quiet."""
@@ -153,14 +163,16 @@ class SavedSessions:
             "checks": list(session.checks),
             "at": self._clock(),
         }
-        self._background(self._put(session, pages, record))
+        self._background(self._put(session, session.checks, pages, record))
         return len(pages) * self._page_bytes
 
-    async def _put(self, session: Session, pages: Sequence[_Page], record: dict[str, Any]) -> None:
+    async def _put(
+        self, session: Session, checks: list[int], pages: Sequence[_Page], record: dict[str, Any]
+    ) -> None:
         name = _name(session.id, session.epoch)
         # In order: a record never speaks of pages that come after it.
         async with self._writing.setdefault(name, asyncio.Lock()):
-            if session.ended:
+            if session.ended or session.checks is not checks:  # ended or cut meanwhile
                 return
             try:
                 for page in pages:

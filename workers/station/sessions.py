@@ -244,6 +244,14 @@ class Sessions:
         ended = self._ends.get(envelope.session, -1)
         return step.cache_length > 0 and envelope.epoch > max(newest, ended)
 
+    def to_be_cut(self, step: ForwardStep) -> Session | None:
+        """The session that a step will cut to less than it has, if that is what the step will do."""
+        session = self._sessions.get(step.envelope.session)
+        if session is None or session.epoch != step.envelope.epoch or step.cache_length >= session.length:
+            return None
+        repeated = step.envelope.step in session.taken
+        return None if repeated and step.envelope.step != next(reversed(session.taken)) else session
+
     def adopt(self, id: str, epoch: int, slot: int, length: int, checks: Sequence[int]) -> None:
         """Takes in a session that was read back from storage."""
         if id in self._sessions:

@@ -170,6 +170,7 @@ class Station:
         if self.saved is not None:
             for work in batch:
                 await self.saved.restore(work.step)
+                await self.saved.before_cut(work.step)
         answers: dict[int, Part | Exception] = {}
         admitted: list[Entry] = []
         pages = 0
