@@ -11,7 +11,7 @@ demo: setup
 ## from nothing: every test
 test: setup
 	@for model in smol q05 q15; do .venv/bin/knot fetch $$model || exit 1; done
-	cargo test --quiet
+	@$(PYTHON) scripts/rust.py cargo test --quiet
 	.venv/bin/python -m pytest
 
 ## the tests that need no model, no network and no Node
@@ -23,8 +23,8 @@ lint: setup node_modules/.package-lock.json
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	node_modules/.bin/pyright
-	cargo fmt --check
-	cargo clippy --quiet --all-targets --features python -- -D warnings
+	@$(PYTHON) scripts/rust.py cargo fmt --check
+	@$(PYTHON) scripts/rust.py cargo clippy --quiet --all-targets --features python -- -D warnings
 
 ## the benchmarks that fit a coffee break; `python -m bench` lists all
 bench: setup

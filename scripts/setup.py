@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import venv
 from collections.abc import Iterable
 from pathlib import Path
+
+from rust import RustMissing, rust_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -31,10 +32,13 @@ def say(message: str) -> None:
     print(f"setup: {message}", file=sys.stderr, flush=True)
 
 
-def run(*command: str | Path) -> None:
+def run(*command: str | Path, environment_of_rust: dict[str, str] | None = None) -> None:
     """Runs a command in the checkout. Raises `SetupError` with its last words when it fails."""
     words = [str(word) for word in command]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= environment_of_rust or {}
+    # Builds call what was installed for them by name.
+    environment["PATH"] = f"{VENV / 'bin'}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(words, cwd=ROOT, env=environment, text=True, capture_output=True, check=False)
     if done.returncode:
         said = (done.stdout + done.stderr)[-4000:]
@@ -79,19 +83,24 @@ def native_engine() -> None:
     current = digest([*sources, ROOT / "pyproject.toml"])
     if done_already("native", current) and list((ROOT / "engine").glob("_native*.so")):
         return
-    if not shutil.which("cargo"):
-        raise SetupError("cargo is not on the PATH: install Rust (rustup) and open a new shell")
+    try:
+        environment = rust_environment()
+    except RustMissing as error:
+        raise SetupError(str(error)) from error
     say("compiling the native engine (a minute)")
     run(
         PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation",
         "--disable-pip-version-check", "--editable", ROOT,
+        environment_of_rust=environment,
     )  # fmt: skip
     note("native", current)
 
 
 def wasm_modules() -> None:
     """`build/pipeline.wasm` and its relaxed twin."""
-    done = subprocess.run([PYTHON, ROOT / "scripts" / "build_wasm.py"], cwd=ROOT, check=False)
+    environment = {**os.environ, **rust_environment()}
+    command = [PYTHON, ROOT / "scripts" / "build_wasm.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if done.returncode:
         raise SetupError("the wasm modules could not be built; see above")
 
