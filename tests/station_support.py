@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import struct
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -195,6 +196,11 @@ def embedded(path: Path, ids: Sequence[int]) -> np.ndarray:
 
 def exact_states(path: Path, ids: Sequence[int]) -> list[np.ndarray]:
     """The exact residual stream after each layer, and last the normalised one."""
+    return _exact_states(path, tuple(ids))
+
+
+@functools.cache
+def _exact_states(path: Path, ids: tuple[int, ...]) -> list[np.ndarray]:
     reference, streams = reference_of(path), list[np.ndarray]()
     reference.logits([ids], lambda _, found: streams.append(found[0]))
     return [*streams, reference._norm(streams[-1], reference.model.vector("output_norm.weight"))]

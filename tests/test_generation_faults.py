@@ -276,7 +276,7 @@ def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind_and_hurts_nobo
     async def body(cluster: FakeCluster) -> None:
         turns = 0
         while True:
-            turns += 1
+            turns += 2
             made, other = generation(cluster), generation(cluster)
             made._session = "leaves"
             leaves = asyncio.ensure_future(ids_of(made, 3))

@@ -105,7 +105,8 @@ def test_a_frames_bytes_are_these() -> None:
     assert bytes(frame.parts[0].tensors["n"].data) == b"\1\2\3"
 
 
-names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+# One to four bytes of UTF-8 each, what JSON escapes, and what ends lines.
+names = st.text('az09 _"\\/\n\t\x00\x7fé歪😀\u2028', min_size=1, max_size=12)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 58), 1 << 58) | st.floats(-1e30, 1e30) | names,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
@@ -142,7 +143,7 @@ def same(frame: Frame, kind: Kind, answer: bool, sent: list[Part]) -> bool:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(Kind), st.booleans(), st.lists(parts(), max_size=4))
 def test_whatever_is_sent_arrives_as_it_was_sent(kind: Kind, answer: bool, sent: list[Part]) -> None:
     data = encode(kind, sent, answer)
@@ -317,7 +318,7 @@ def test_a_frame_with_any_one_byte_changed_is_a_bad_frame() -> None:
             decode(bytes(changed))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_mutations_with_a_right_checksum_decode_or_are_a_bad_frame_and_nothing_else(
     data: st.DataObject,
@@ -346,7 +347,7 @@ def test_mutations_with_a_right_checksum_decode_or_are_a_bad_frame_and_nothing_e
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_a_bad_frame(data: bytes) -> None:
     with pytest.raises(BadFrame):
@@ -355,7 +356,7 @@ def test_random_bytes_are_a_bad_frame(data: bytes) -> None:
         decode(b"AWFR\1\1\0\0" + data)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.recursive(values, lambda inner: st.fixed_dictionaries({"steps": st.lists(inner)}), max_leaves=8))
 def test_headers_of_any_json_decode_or_are_a_bad_frame(value: Any) -> None:
     for text in (value, {"steps": value}, {"steps": [value]}, {"steps": [{"tensors": value}]}):

@@ -54,8 +54,14 @@ def bits(rows: np.ndarray) -> bytes:
 
 async def alone(path: Path, ids: Sequence[int]) -> bytes:
     """What every variant below must give to the bit: one station, one session, one piece."""
-    [one] = await line_on(path, 1, RESIDENCY="resident", BLOCK_BYTES="1000000")
-    return bits(await one.forward("s", 0, embedded(path, ids)))
+    known = _ALONE.get((path, tuple(ids)))
+    if known is None:
+        [one] = await line_on(path, 1, RESIDENCY="resident", BLOCK_BYTES="1000000")
+        known = _ALONE[path, tuple(ids)] = bits(await one.forward("s", 0, embedded(path, ids)))
+    return known
+
+
+_ALONE: dict[tuple[Path, tuple[int, ...]], bytes] = {}
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
