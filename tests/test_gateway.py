@@ -103,6 +103,23 @@ def test_a_stream_is_deltas_then_the_reason_then_done() -> None:
     case(body)
 
 
+def test_no_delta_has_half_a_character_and_together_they_are_the_text_of_the_ids() -> None:
+    async def body(cluster: FakeCluster) -> None:
+        # Hot, over a vocabulary of single bytes: most of what is made is no whole character.
+        answer = await cluster.complete(
+            prompt=list(PROMPT), max_tokens=40, temperature=1.9, seed=4, stream=True, ignore_eos=True
+        )
+        *deltas, last, _ = events(answer)
+        seen = [delta["choices"][0]["text"] for delta in deltas]
+        ids = last["knot"]["ids"]
+        broken = sum(text_of(cluster, [token]) == "\ufffd" for token in ids)
+        assert broken > 3, "or this tests nothing"
+        assert "".join(seen) == text_of(cluster, ids)
+        assert len(seen) < len(ids), "some were held back"
+
+    case(body)
+
+
 def test_usage_comes_as_an_event_of_its_own_when_asked_for() -> None:
     async def body(cluster: FakeCluster) -> None:
         answer = await cluster.complete(
