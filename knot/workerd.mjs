@@ -50,7 +50,12 @@ async function main() {
     bindings: worker.vars,
     r2Buckets: worker.r2,
     kvNamespaces: worker.kv,
-    serviceBindings: worker.services,
+    serviceBindings: Object.fromEntries(
+      Object.entries(worker.services).map(([name, found]) => {
+        const [service, entrypoint] = found.split("#");
+        return [name, entrypoint ? { name: service, entrypoint } : service];
+      }),
+    ),
     durableObjects: Object.fromEntries(
       Object.entries(worker.objects).map(([name, [className, scriptName]]) => [
         name,

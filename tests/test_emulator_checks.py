@@ -9,7 +9,7 @@ from emulator_support import checks_in, get, run, running, worker
 
 from emulator import ServiceBinding
 
-FILES = ("checks_r2", "checks_kv", "checks_objects", "checks_messages")
+FILES = ("checks_r2", "checks_kv", "checks_objects", "checks_messages", "checks_flow", "checks_limits")
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -1,5 +1,6 @@
 """Runs the check that a request names, inside a Worker."""
 
+import asyncio
 from urllib.parse import urlsplit
 
 import checks
@@ -16,6 +17,46 @@ class Notes(DurableObject):
         super().__init__(ctx, env)
         self.seen = 0
         self.rang = []
+        self.here = 0
+        self.all_here = asyncio.Event()
+        self.lock = asyncio.Lock()
+        self.lines = []
+
+    async def meet(self, count):
+        """Waits until so many callers are here."""
+        self.here += 1
+        if self.here == count:
+            self.all_here.set()
+        await self.all_here.wait()
+        return self.here
+
+    async def in_turn(self, name):
+        """Holds a lock over a wait, and says when it came and went."""
+        async with self.lock:
+            self.lines.append(f"{name} in")
+            await asyncio.sleep(0.01)
+            self.lines.append(f"{name} out")
+        return self.lines
+
+    async def overlap(self, name):
+        """The same without a lock."""
+        self.lines.append(f"{name} in")
+        await asyncio.sleep(0.02)
+        self.lines.append(f"{name} out")
+
+    async def said(self):
+        return self.lines
+
+    async def later(self, key, value):
+        """Stores a value after it has answered."""
+
+        async def store():
+            await asyncio.sleep(0.02)
+            await self.ctx.storage.put(key, value)
+
+        # The SDK lets coroutines through `waitUntil` of an entrypoint only; an object's tasks need none.
+        self.tasks = [*getattr(self, "tasks", []), asyncio.ensure_future(store())]
+        return "soon"
 
     async def fetch(self, request):
         self.seen += 1
@@ -90,7 +131,12 @@ class Default(WorkerEntrypoint):
     """Runs `/name` of the module `checks`; a check that fails raises."""
 
     async def fetch(self, request):
-        name = urlsplit(request.url).path[1:]
+        url = urlsplit(request.url)
+        name = url.path[1:]
+        if name == "where":
+            return Response.json({"path": url.path, "query": url.query, "method": request.method.value})
+        if name == "status":
+            return Response("said", status=int(url.query), headers={"x-a": "1"})
         if name == "echo":
             headers = {"x-method": request.method.value, "x-seen": request.headers.get("x-sent", "")}
             return Response(await request.bytes(), status=201, headers=headers)

@@ -126,13 +126,6 @@ async def everything_is_deleted_at_once(env, ctx):
     assert await notes.ask("list") == []
 
 
-async def a_value_of_more_than_two_megabytes_isrefused(env, ctx):
-    notes = _notes(env)
-    await notes.keep("k", bytes(1_900_000))
-    await raises(notes.keep("k", bytes(2_300_000)))
-    assert len(await notes.kept("k")) == 1_900_000
-
-
 async def a_transaction_that_raises_writes_nothing(env, ctx):
     notes = _notes(env)
     await notes.keep("a", 1)
