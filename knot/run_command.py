@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from knot.paths import resolve_model
 if TYPE_CHECKING:
     from emulator.local import LocalCluster
     from knot.cli import Commands
+    from protocol.calls import Call, Reply
 
 RESIDENCIES = ("fluid", "pinned-prefix", "resident")
 
@@ -35,6 +37,9 @@ def add_commands(commands: Commands) -> None:
     """Adds `run` and `serve` to the command line."""
     run = commands.add_parser("run", help="continue a prompt through a cluster on this machine")
     _add_cluster(run)
+    run.add_argument(
+        "--runtime", choices=("emulator", "workerd"), default="emulator", help="what the Workers run on"
+    )
     what = run.add_mutually_exclusive_group(required=True)
     what.add_argument("-p", "--prompt", help="text to continue")
     what.add_argument("--ids", help="token ids to continue, such as 750,282,579")
@@ -120,13 +125,50 @@ async def _cluster(
         raise GenerationFailed(str(error)) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A running cluster, whatever it runs on."""
+
+    fetch: Callable[[str, Call], Awaitable[Reply]]
+    secret: str
+    peak_isolate_bytes: Callable[[], Awaitable[int]]
+
+
+@contextlib.asynccontextmanager
+async def _asked(knot: Path, arguments: argparse.Namespace, data: Path) -> AsyncGenerator[Asked]:
+    from knot.workerd import workerd_cluster
+    from protocol.ports import PeerLost
+
+    if arguments.runtime == "emulator":
+        async with _cluster(knot, arguments, data) as local:
+
+            async def peak() -> int:
+                return local.peak_isolate_bytes()
+
+            yield Asked(local.cluster.fetch, local.secret, peak)
+        return
+    if arguments.engine != "wasm":
+        raise GenerationFailed("--engine native runs in the emulator only; workerd runs WebAssembly")
+    try:
+        async with workerd_cluster(
+            knot,
+            data,
+            stations=arguments.stations,
+            shards=arguments.shards,
+            variables={"RESIDENCY": arguments.residency},
+        ) as real:
+            yield Asked(real.fetch, real.secret, real.peak_isolate_bytes)
+    except PeerLost as error:
+        raise GenerationFailed(str(error)) from error
+
+
 async def _run(knot: Path, arguments: argparse.Namespace) -> int:
     prompt = _prompt(knot, arguments)
     with tempfile.TemporaryDirectory(prefix="knot-run-") as data:
-        async with _cluster(knot, arguments, Path(data)) as local:
-            text, last = await _generate(local, _request(arguments, prompt))
+        async with _asked(knot, arguments, Path(data)) as asked:
+            text, last = await _generate(asked, _request(arguments, prompt))
             if arguments.json:
-                print(json.dumps(summary(text, last, local.peak_isolate_bytes()), ensure_ascii=False))
+                print(json.dumps(summary(text, last, await asked.peak_isolate_bytes()), ensure_ascii=False))
             elif last["knot"]["degraded"]:
                 print(f"knot: degraded: {last['knot']['degraded']}", file=sys.stderr)
     return 0
@@ -164,12 +206,12 @@ def _request(arguments: argparse.Namespace, prompt: str | list[int]) -> dict[str
     return request
 
 
-async def _generate(local: LocalCluster, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+async def _generate(asked: Asked, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Streams an answer to stdout; returns its text and the last event, which has the details."""
     from protocol.calls import json_call
 
-    call = json_call("POST", "/v1/completions", request, {"authorization": f"Bearer {local.secret}"})
-    reply = await local.cluster.fetch("gateway", call)
+    call = json_call("POST", "/v1/completions", request, {"authorization": f"Bearer {asked.secret}"})
+    reply = await asked.fetch("gateway", call)
     if isinstance(reply.body, bytes):
         raise GenerationFailed(sentence(reply.body))
     text, last = "", dict[str, Any]()

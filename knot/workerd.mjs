@@ -35,6 +35,30 @@ const DOOR = `
   };
 `;
 
+/** What the inspector says of every Worker's heap: the one view of its JavaScript memory from outside. */
+async function heaps(given) {
+  const found = {};
+  const targets = await (await fetch(`http://127.0.0.1:${given.inspector_port}/json`)).json();
+  for (const { name } of given.workers) {
+    const target = targets.find(({ id, title }) => id.endsWith(name) || title?.endsWith(name));
+    if (!target) throw new Error(`the inspector has no ${name}: ${JSON.stringify(targets)}`);
+    const socket = new WebSocket(target.webSocketDebuggerUrl);
+    await new Promise((resolve, reject) => {
+      socket.onopen = resolve;
+      socket.onerror = () => reject(new Error(`the inspector of ${name} does not answer`));
+    });
+    found[name] = await new Promise((resolve) => {
+      socket.onmessage = ({ data }) => {
+        const message = JSON.parse(data);
+        if (message.id === 1) resolve(message.result ?? message.error);
+      };
+      socket.send(JSON.stringify({ id: 1, method: "Runtime.getHeapUsage" }));
+    });
+    socket.close();
+  }
+  return found;
+}
+
 async function main() {
   const lines = readline.createInterface({ input: process.stdin })[Symbol.asyncIterator]();
   const given = JSON.parse((await lines.next()).value);
@@ -91,7 +115,11 @@ async function main() {
       addresses[worker.name] = (await miniflare.unsafeGetDirectURL(worker.name)).origin;
     }
     say({ event: "ready", addresses });
-    while (!(await lines.next()).done);
+    for (;;) {
+      const line = await lines.next();
+      if (line.done) break;
+      if (line.value === "heap") say({ event: "heap", workers: await heaps(given) });
+    }
   } catch (error) {
     say({ event: "failed", error: String(error?.stack ?? error) });
     process.exitCode = 1;

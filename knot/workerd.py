@@ -16,7 +16,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +39,12 @@ FLAGS: Final = ("python_workers",)
 # These choose the Pyodide bundle that was made on this machine.
 OFFLINE_FLAGS: Final = ("python_workers_development", "experimental")
 START_SECONDS: Final = 300.0
+# What the JavaScript heap of an isolate settles at in a long run that streams weights, measured from outside.
+JAVASCRIPT_HEAP: Final = 32_000_000
+
+
+# Asks the driver; there is "heap".
+Ask = Callable[[str], Awaitable[dict[str, Any]]]
 
 
 class WorkerdError(KnotError):
@@ -54,8 +60,7 @@ class WorkerdCluster:
     topology: Topology
     secret: str
     client: httpx.AsyncClient
-    pid: int
-    inspector_port: int
+    ask_driver: Ask
 
     async def fetch(self, worker: str, call: Call) -> Reply:
         """Asks a Worker from outside; a streamed answer's body is an iterator. Raises `PeerLost`."""
@@ -75,6 +80,24 @@ class WorkerdCluster:
     async def ask(self, worker: str, path: str) -> Any:
         """GETs JSON from a part, with the cluster's secret."""
         return (await self.fetch(worker, Call("GET", path, headers=access.headers(self.secret)))).json()
+
+    async def memory(self) -> dict[str, dict[str, int]]:
+        """What can be seen of the memory of every station and shard, and what cannot by its measured most."""
+        parts = [name for name in self.addresses if name.startswith(("entry", "exit", "station", "shard"))]
+        found = await asyncio.gather(*(self.ask(name, "/memory") for name in parts))
+        return {
+            name: {**answer["isolate"], "javascript_heap": JAVASCRIPT_HEAP}
+            for name, answer in zip(parts, found, strict=True)
+        }
+
+    async def peak_isolate_bytes(self) -> int:
+        """The most memory of any station or shard: Python's heap and WebAssembly never shrink."""
+        counted = ("python_heap", "wasm", "buffers_peak", "javascript_heap")
+        return max(sum(one[name] for name in counted) for one in (await self.memory()).values())
+
+    async def heaps(self) -> dict[str, dict[str, int]]:
+        """The inspector's view of every Worker: `usedSize`, `totalSize`, `backingStorageSize` and so on."""
+        return await self.ask_driver("heap")
 
     async def wait_until_healthy(self) -> None:
         """Waits until the gateway has a route, which asks every station and shard. Raises `WorkerdError`."""
@@ -115,12 +138,12 @@ async def workerd_cluster(
     chosen = topology or even_topology(header.config, stations, shards)
     known = secret or secrets.token_urlsafe(24)
     specs = workers(header.config, chosen, knot.name, {"CLUSTER_SECRET": known, **(variables or {})})
-    async with run_workers(specs, data, ports=ports, log=log) as (addresses, pid, inspector):
+    async with run_workers(specs, data, ports=ports, log=log) as (addresses, ask):
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=httpx.Timeout(600, connect=30), limits=limits) as client:
             await seed(client, addresses["door"], knot, header.fingerprint)
             public = {name: url for name, url in addresses.items() if name != "door"}
-            yield WorkerdCluster(public, header, chosen, known, client, pid, inspector)
+            yield WorkerdCluster(public, header, chosen, known, client, ask)
 
 
 async def seed(client: httpx.AsyncClient, door: str, knot: Path, mark: str) -> None:
@@ -154,8 +177,8 @@ async def run_workers(
     ports: Mapping[str, int] | None = None,
     log: Callable[[str], None] | None = None,
     modules: Mapping[str, Mapping[str, str]] | None = None,
-) -> AsyncGenerator[tuple[dict[str, str], int, int]]:
-    """Runs Workers in one workerd; yields addresses by name, the driver's process and the inspector's port.
+) -> AsyncGenerator[tuple[dict[str, str], Ask]]:
+    """Runs Workers in one workerd; yields addresses by name, and a way to ask the driver something.
 
     `modules` gives a Worker's files itself instead of the project's bundle of its folder.
     """
@@ -164,8 +187,8 @@ async def run_workers(
     if not _is_made(folder):
         await _make_snapshot(wrapper, folder)
     given = describe(specs, data, ports or {}, modules or {})
-    async with _driver(given, wrapper, "load", folder, log or _to_stderr) as (addresses, pid):
-        yield addresses, pid, given["inspector_port"]
+    async with _driver(given, wrapper, "load", folder, log or _to_stderr) as (addresses, ask):
+        yield addresses, ask
 
 
 def _all_files() -> dict[str, Path]:
@@ -242,7 +265,7 @@ def _forget_old(folder: Path, keep: int = 4) -> None:
 @contextlib.asynccontextmanager
 async def _driver(
     given: dict[str, Any], wrapper: Path, snapshot: str, folder: Path, log: Callable[[str], None]
-) -> AsyncGenerator[tuple[dict[str, str], int]]:
+) -> AsyncGenerator[tuple[dict[str, str], Ask]]:
     """Node with Miniflare and workerd in it; it ends with the block."""
     environment = {
         **os.environ,
@@ -264,7 +287,16 @@ async def _driver(
         event = await asyncio.wait_for(_event(driver.stdout), START_SECONDS)
         if event["event"] != "ready":
             raise WorkerdError(f"workerd did not start: {event.get('error', 'it ended; see its log')}")
-        yield event["addresses"], driver.pid
+        stdin, stdout = driver.stdin, driver.stdout
+
+        async def ask(what: str) -> dict[str, Any]:
+            stdin.write(f"{what}\n".encode())
+            answer = await asyncio.wait_for(_event(stdout), 60)
+            if answer["event"] != what:
+                raise WorkerdError(f"workerd's driver answered {what!r} by {answer}")
+            return cast(dict[str, Any], answer["workers"])
+
+        yield event["addresses"], ask
     finally:
         driver.stdin.close()
         with contextlib.suppress(TimeoutError):

@@ -54,7 +54,7 @@ async def ask(group: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     with tempfile.TemporaryDirectory() as data:
         async with (
-            run_workers(specs, Path(data), log=log.append, modules=modules) as (addresses, _, _),
+            run_workers(specs, Path(data), log=log.append, modules=modules) as (addresses, _),
             httpx.AsyncClient(timeout=30) as client,
         ):
             for number, key in enumerate(group):
