@@ -322,6 +322,21 @@ def test_one_sessions_broken_row_is_its_own(poison: float) -> None:
     case(body)
 
 
+def test_passes_that_fail_give_their_slices_back() -> None:
+    async def body(one: OneShard) -> None:
+        broken = np.full(96, math.nan, "<f4")
+        for number in range(5):
+            step = one.logits_step(broken, Choice(), f"broken {number}")
+            [answer] = await one.send("/logits", Kind.LOGITS, step)
+            assert answer.envelope["status"] == "non_finite"
+        assert one.shard.kept == 0
+        for number in range(5):
+            await one.logits(NORMED[0], Choice(), f"l{number}")
+        assert one.shard.kept == 2
+
+    case(body, MAX_BATCH_ROWS="2", KEPT_LOGITS_BYTES="0")
+
+
 def test_a_head_that_does_not_match_its_digests_is_refused_by_name_and_rows() -> None:
     async def body(one: OneShard) -> None:
         head = one.knot.header.head_tensor()
