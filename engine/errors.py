@@ -70,3 +70,7 @@ def raise_for(status: int, message: str) -> None:
     """Raises the error that a negative `status` stands for; `message` is the engine's sentence."""
     kind = BY_STATUS.get(-status, EngineError)
     raise kind(message or f"the engine answered {status} and no sentence")
+
+
+class EngineLost(Exception):
+    """The engine is gone with all that it held: its isolate was ended, or cannot be reached."""

@@ -6,7 +6,7 @@ The emulator runs these, and wrangler's configuration says the same: a Worker is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -74,6 +74,20 @@ def workers(
 ) -> list[WorkerSpec]:
     """The Workers of a cluster on the knot `knot_key`; `variables` are added to those of every Worker."""
     return cluster_workers(model.num_layers, topology, knot_key, variables)
+
+
+def with_separate_engines(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    """The same Workers, where each station and shard has its engine in a JavaScript Worker of its own."""
+    found: list[WorkerSpec] = []
+    for spec in specs:
+        if spec.folder not in ("workers/station", "workers/cobordism"):
+            found.append(spec)
+            continue
+        name = f"{spec.name}-engine"
+        found.append(replace(spec, objects={**spec.objects, "ENGINE": ObjectBinding("EngineObject", name)}))
+        engine = {"ENGINE": ObjectBinding("EngineObject")}
+        found.append(WorkerSpec(name, "workers/engine", {}, objects=engine))
+    return found
 
 
 def cluster_workers(

@@ -70,7 +70,7 @@ async function main() {
     name: worker.name,
     modules: Object.entries(worker.modules).map(([name, file]) => moduleOf(name, file)),
     compatibilityDate: date,
-    compatibilityFlags: given.compatibility_flags,
+    compatibilityFlags: worker.flags,
     bindings: worker.vars,
     r2Buckets: worker.r2,
     kvNamespaces: worker.kv,

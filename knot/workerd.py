@@ -28,7 +28,7 @@ import httpx
 from knot.errors import KnotError
 from knot.header import KnotHeader
 from knot.reader import load_header
-from knot.topology import BUCKET, Topology, WorkerSpec, even_topology, workers
+from knot.topology import BUCKET, Topology, WorkerSpec, even_topology, with_separate_engines, workers
 from protocol import access
 from protocol.calls import Call, Reply
 from protocol.ports import PeerLost
@@ -127,6 +127,7 @@ async def workerd_cluster(
     secret: str | None = None,
     ports: Mapping[str, int] | None = None,
     log: Callable[[str], None] | None = None,
+    separate_engines: bool = False,
 ) -> AsyncGenerator[WorkerdCluster]:
     """Runs the Workers of a cluster on `knot`, whose bytes are put into a local bucket under `data` once.
 
@@ -138,6 +139,8 @@ async def workerd_cluster(
     chosen = topology or even_topology(header.config, stations, shards)
     known = secret or secrets.token_urlsafe(24)
     specs = workers(header.config, chosen, knot.name, {"CLUSTER_SECRET": known, **(variables or {})})
+    if separate_engines:
+        specs = with_separate_engines(specs)
     async with run_workers(specs, data, ports=ports, log=log) as (addresses, ask):
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=httpx.Timeout(600, connect=30), limits=limits) as client:
@@ -340,11 +343,14 @@ def describe(
         if files is None:
             files = {name: str(path) for name, path in stage.bundle_files(spec.folder).items()}
         # The first module is the one to begin with.
-        main = "entry.py" if "entry.py" in files else next(iter(files))
-        ordered = {main: files[main], **files, **{name: str(path) for name, path in sdk.items()}}
+        main = next((name for name in ("entry.py", "entry.js") if name in files), next(iter(files)))
+        python = main.endswith(".py")
+        vendored = {name: str(path) for name, path in sdk.items()} if python else {}
+        ordered = {main: files[main], **files, **vendored}
         described.append(
             {
                 "name": spec.name,
+                "flags": [*FLAGS, *OFFLINE_FLAGS] if python else [],
                 "modules": ordered,
                 "vars": dict(spec.variables),
                 "r2": dict(spec.buckets),
@@ -357,7 +363,6 @@ def describe(
     return {
         "node_modules": str(ROOT / "node_modules"),
         "compatibility_date": COMPATIBILITY_DATE,
-        "compatibility_flags": [*FLAGS, *OFFLINE_FLAGS],
         "data": str(data.resolve()),
         "door_port": next(free),
         "inspector_port": next(free),

@@ -46,6 +46,9 @@ def bundle_files(folder: str) -> dict[str, Path]:
     They are what its entry imports, directly or not, and nothing else.
     """
     found: dict[str, Path] = {}
+    script = ROOT / folder / "entry.js"
+    if script.is_file():
+        return {"entry.js": script, "pipeline.wasm": _made("build/pipeline.wasm")}
     waiting = ["boundary", "entry"]
     while waiting:
         module = waiting.pop()
@@ -58,11 +61,15 @@ def bundle_files(folder: str) -> dict[str, Path]:
             found[name] = path
             waiting += _imports(path)
     for other in OTHERS:
-        path = ROOT / other
-        if not path.is_file():
-            raise StageError(f"{other} is missing: run `make setup`")
-        found[path.name] = path
+        found[Path(other).name] = _made(other)
     return dict(sorted(found.items()))
+
+
+def _made(name: str) -> Path:
+    path = ROOT / name
+    if not path.is_file():
+        raise StageError(f"{name} is missing: run `make setup`")
+    return path
 
 
 def _file_of(module: str, folder: str) -> Path | None:

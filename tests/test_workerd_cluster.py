@@ -32,11 +32,11 @@ UNSEEN_BYTES = 37_000_000
 class Running:
     """A cluster with an event loop of its own, for tests that are not asynchronous."""
 
-    def __init__(self, knot: Path, data: Path, stations: int, shards: int) -> None:
+    def __init__(self, knot: Path, data: Path, stations: int, shards: int, **more: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self._stack = AsyncExitStack()
         self.log: list[str] = []
-        opened = workerd_cluster(knot, data, stations=stations, shards=shards, log=self.log.append)
+        opened = workerd_cluster(knot, data, stations=stations, shards=shards, log=self.log.append, **more)
         self.cluster: WorkerdCluster = self.run(self._stack.enter_async_context(opened))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -104,6 +104,10 @@ def test_text_is_streamed_event_by_event_to_the_end(running: Running) -> None:
 
 
 def test_sessions_of_several_callers_give_each_its_own_tokens(running: Running) -> None:
+    each_gets_its_own(running)
+
+
+def each_gets_its_own(running: Running) -> None:
     prompts = [PROMPT, (8, 2, 60), (100, 4), tuple(range(20, 45))]
 
     async def together() -> list[Reply]:
@@ -126,6 +130,7 @@ def test_sessions_of_several_callers_give_each_its_own_tokens(running: Running) 
         return await asyncio.gather(*(running.cluster.fetch("gateway", call) for call in calls))
 
     for prompt, reply in zip(prompts, running.run(together()), strict=True):
+        assert reply.status == 200, reply.body
         assert reply.json()["knot"]["ids"] == greedy(knot_of("qwen2"), prompt, 6)
 
 
@@ -203,6 +208,19 @@ def test_a_quiet_session_is_read_back_from_storage_after_a_real_abort(running: R
     assert forward("kept", 20, 1) == expected
     after = running.ask("entry", "/metrics")["saved"]
     assert (after["restored"], after["lost"], after["failed"]) == (1, 0, 0)
+
+
+def test_engines_in_javascript_workers_of_their_own_give_the_same_tokens(tmp_path: Path) -> None:
+    running = Running(knot_of("qwen2"), tmp_path, stations=2, shards=2, separate_engines=True)
+    try:
+        each_gets_its_own(running)
+        for worker in ("entry", "shard-1"):
+            assert running.ask(worker, "/memory")["isolate"]["wasm"] > 0
+            restart = Call("POST", "/restart", headers={HEADER: running.cluster.secret})
+            assert running.fetch(worker, restart).status == 500
+        each_gets_its_own(running)
+    finally:
+        running.close()
 
 
 @pytest.mark.shared

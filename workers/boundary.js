@@ -64,7 +64,7 @@ export class Inflow {
   constructor(stream) {
     this.stream = stream;
     this.reader = null;
-    this.left = 0;
+    this.remote = null;
   }
 
   /** The stream itself, for somebody else to read. */
@@ -119,7 +119,11 @@ export class Inflow {
     const stream = this.stream;
     this.stream = null;
     try {
-      if (this.reader) await this.reader.cancel();
+      if (this.remote) {
+        const { owner, number } = this.remote;
+        this.remote = null;
+        await owner.close(number);
+      } else if (this.reader) await this.reader.cancel();
       else if (stream) await stream.cancel();
     } catch {
       // A body that has broken off already needs no cancelling.
@@ -194,6 +198,57 @@ class Part {
     this.at = this.end;
     held.readers -= 1;
     held.release();
+  }
+}
+
+/** An engine in another Worker. What is written waits for the next call, and travels with it. */
+export class Remote {
+  constructor(namespace, limit) {
+    this.namespace = namespace;
+    this.limit = limit;
+    this.writes = [];
+    this.bodies = 0;
+  }
+
+  // A stub belongs to the object that made it; the engine outlives objects.
+  get stub() {
+    return this.namespace.get(this.namespace.idFromName("engine"));
+  }
+
+  async make() {
+    const made = await this.stub.make(this.limit);
+    this.token = made.token;
+    return [made.version, made.handle, made.size];
+  }
+
+  write(at, bytes) {
+    this.writes.push([at, bytes]);
+  }
+
+  taken() {
+    return this.writes.splice(0);
+  }
+
+  async call(name, args) {
+    const { value, sentence, memory, size } = await this.stub.call(this.token, this.taken(), name, JSON.parse(args));
+    return [value, sentence, memory, size];
+  }
+
+  read(at, length) {
+    return this.stub.read(this.token, this.taken(), at, length);
+  }
+
+  /** Moves the next bytes of a body there, which from then on belongs to the other side. */
+  async pour(inflow, at, length) {
+    if (!inflow.remote) {
+      inflow.remote = { owner: this, number: ++this.bodies };
+      await this.stub.open(this.token, inflow.remote.number, inflow.handOn());
+    }
+    return this.stub.pour(this.token, inflow.remote.number, at, length);
+  }
+
+  close(number) {
+    return this.stub.close(this.token, number);
   }
 }
 

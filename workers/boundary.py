@@ -12,9 +12,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, NoReturn, cast
 
-from pyodide.ffi import JsException, create_proxy, to_js
+from pyodide.ffi import JsException, create_proxy, run_sync, to_js
 
-from engine.errors import EngineError, raise_for
+from engine.errors import EngineError, EngineLost, raise_for
 from engine.host import ABI_VERSION
 from protocol.bodies import BytesInflow, JoinedInflow, hold_bytes
 from protocol.calls import Call, Inflow, Reply, ShortBody
@@ -41,7 +41,7 @@ NULL_BODY = (101, 204, 205, 304)
 LOG_LINES, LOG_SECONDS, LOG_CHARACTERS = 500, 10.0, 2000
 
 _modules: list[Any] = []
-_engines: dict[int, WasmHost] = {}
+_engines: dict[int, WasmHost | RemoteHost] = {}
 _working: set[asyncio.Future[Any]] = set()
 _kept = [0]
 _logged = [0.0, 0]
@@ -209,12 +209,14 @@ async def set_alarm(ctx: Any, seconds_from_now: float) -> None:
     await _raw_context(ctx).storage.setAlarm(int((time.time() + seconds_from_now) * 1000))
 
 
-async def engine(limit: int) -> WasmHost:
+async def engine(limit: int) -> WasmHost | RemoteHost:
     """This isolate's engine, whose region has at most `limit` bytes; made at first use."""
     if limit not in _engines:
         if _engines:
             raise ValueError(f"this isolate has an engine of {next(iter(_engines))} bytes, not of {limit}")
-        _engines[limit] = WasmHost(limit)
+        elsewhere = getattr(import_from_javascript("cloudflare:workers").env, "ENGINE", None)
+        made = WasmHost(limit) if elsewhere is None else await RemoteHost.made(elsewhere, limit)
+        _engines.setdefault(limit, made)
     return _engines[limit]
 
 
@@ -363,6 +365,88 @@ class WasmHost:
         return self.read(0, length).decode() if length > 0 else ""
 
 
+class RemoteHost:
+    """An engine in a Worker of its own, by the binding ENGINE.
+
+    Calls wait for its answer where they are, so other tasks may run meanwhile. What belongs together
+    (arguments and their call) travels together.
+    """
+
+    def __init__(self, remote: Any, handle: int, size: int) -> None:
+        self._remote = remote
+        self._handle = handle
+        self._size = size
+        self._memory = 0
+
+    @classmethod
+    async def made(cls, namespace: Any, limit: int) -> RemoteHost:
+        """Makes the engine there, or finds the one that is there."""
+        remote = _js().Remote.new(namespace, limit)
+        try:
+            version, handle, size = await remote.make()
+        except JsException as error:
+            raise EngineLost(
+                f"the Worker behind the binding ENGINE does not answer: {_said(error)}"
+            ) from None
+        if version != ABI_VERSION:
+            raise EngineError(f"pipeline.wasm speaks ABI {version}, expected {ABI_VERSION}: build it again")
+        if handle < 0:
+            raise_for(handle, f"an engine of {limit} bytes could not be made")
+        return cls(remote, handle, size)
+
+    def call(self, name: str, *args: int) -> int:
+        """Calls a function of the ABI."""
+        value, sentence, self._memory, self._size = self._wait(self._remote.call(name, json.dumps(args)))
+        if value < 0:
+            raise_for(value, sentence)
+        return cast(int, value)
+
+    async def compute(self, name: str, *args: int) -> int:
+        """Runs a long call; others may go on meanwhile."""
+        try:
+            value, sentence, self._memory, self._size = await self._remote.call(name, json.dumps(args))
+        except JsException as error:
+            raise _lost(error) from None
+        if value < 0:
+            raise_for(value, sentence)
+        return cast(int, value)
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Copies `data` into the region, before the next call."""
+        self._check(offset, memoryview(data).nbytes)
+        self._remote.write(offset, to_js(data))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Copies `length` bytes out of the region."""
+        self._check(offset, length)
+        return _taken(self._wait(self._remote.read(offset, length))) if length else b""
+
+    def memory_bytes(self) -> int:
+        """Bytes of linear memory there; none is here."""
+        return self._memory
+
+    async def pour(self, inflow: Any, offset: int, length: int) -> int:
+        """Moves the next bytes of a body there; returns how many there were."""
+        self._check(offset, length)
+        return cast(int, await self._remote.pour(inflow, offset, length))
+
+    def _check(self, offset: int, length: int) -> None:
+        if offset < 0 or length < 0 or offset + length > self._size:
+            raise EngineError(f"{length} bytes at offset {offset} leave the engine's region")
+
+    def _wait(self, promise: Any) -> Any:
+        try:
+            return run_sync(promise)
+        except JsException as error:
+            raise _lost(error) from None
+
+
+def _lost(error: JsException) -> Exception:
+    """A call of a remote engine that failed: it is gone, or what it was given is wrong."""
+    _engines.clear()
+    return EngineLost(f"the engine in the Worker behind ENGINE: {_said(error)}")
+
+
 _MOVING = frozenset(("engine_reserve_arena", "station_configure", "shard_configure"))
 
 
@@ -375,8 +459,11 @@ class _StreamInflow:
 
     async def pour(self, host: Any, offset: int, length: int) -> None:
         """Moves the next bytes into an engine's region."""
-        wasm, at = host.region(offset, length)
         try:
+            if isinstance(host, RemoteHost):
+                self._check(length, await host.pour(self._inflow, offset, length))
+                return
+            wasm, at = host.region(offset, length)
             self._check(length, await self._inflow.pour(wasm, at, length))
         except JsException as error:
             raise ShortBody(_said(error)) from None
