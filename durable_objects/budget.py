@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from engine.budget import MIB, Budget, engine_memory
 from protocol.ports import Clock
-from protocol.settings import MIB
 
-# An isolate has 128 MB. Pyodide, the JavaScript heap and their buffers take about 66 MB of a busy one, and
-# what is left must also hold the bodies that pass through.
-MOST_KEPT: Final = 40 * MIB
+# What a warden's isolate holds besides what is kept: an engine that checks rows, and bodies that pass.
+ENGINE_BYTES: Final = 4 * MIB
+PASSING_BYTES: Final = 3_500_000
+KEPT: Final = "kept"
 OUT_OF_USE_SECONDS: Final = 120
+
+
+def warden_budget() -> Budget:
+    """The memory of an isolate of wardens that keep nothing yet."""
+    budget = Budget()
+    budget.reserve("engine", engine_memory(ENGINE_BYTES), python=False)
+    budget.reserve("bodies passing", PASSING_BYTES, python=False)
+    budget.reserve(KEPT, 0, python=False)
+    return budget
+
+
+MOST_KEPT: Final = warden_budget().room() // MIB * MIB
 
 
 class Keeper(Protocol):
@@ -36,10 +49,15 @@ class IsolateBudget:
 
     def __init__(self, limit: int, clock: Clock, held: Callable[[int], None] = lambda delta: None) -> None:
         self.limit = min(limit, MOST_KEPT)
-        self.used = 0
+        self._budget = warden_budget()
         self._clock = clock
         self._held = held
         self._keepers: dict[str, tuple[float, Keeper]] = {}
+
+    @property
+    def used(self) -> int:
+        """Bytes that are kept."""
+        return self._budget.used(KEPT)
 
     @property
     def free(self) -> int:
@@ -60,15 +78,14 @@ class IsolateBudget:
         """Reserves `size` bytes, at the cost of objects that are out of use; False when they do not fit."""
         if size > self.free:
             self._reclaim(size)
-        if size > self.free:
+        if size > self.free or not self._budget.take(KEPT, size):
             return False
-        self.used += size
         self._held(size)
         return True
 
     def give(self, size: int) -> None:
         """Returns `size` bytes."""
-        self.used -= size
+        self._budget.give(KEPT, size)
         self._held(-size)
 
     def _reclaim(self, size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import boundary
-from durable_objects.budget import IsolateBudget
+from durable_objects.budget import ENGINE_BYTES, IsolateBudget
 from durable_objects.cobordism_warden_api import CobordismWardenApi
 from durable_objects.front import unavailable
 from durable_objects.layer_warden import isolate_budget
@@ -19,7 +19,6 @@ from protocol.settings import MIB, Settings, SettingsError
 from workers import DurableObject, Request, Response
 
 # Rows are checked against their digests before they are kept, by a small engine that the isolate shares.
-ENGINE_BYTES = 4 * MIB
 DESK_BYTES = 2 * MIB
 
 _budgets: dict[int, IsolateBudget] = {}
@@ -51,7 +50,7 @@ class CobordismWarden(DurableObject):
 
     async def _open(self, key: str) -> tuple[str, RowReader]:
         knot = await BucketKnot.open(boundary.blobs(self.env.KNOT_BUCKET), key)
-        needed = desk_bytes(knot, 0)
+        needed = desk_bytes(knot.header.embedding_tensor(), 0)
         if needed > DESK_BYTES:
             raise KnotError(f"rows of {key} need a desk of {needed} bytes, the warden has {DESK_BYTES}")
         engine, desk = shared_desk(await boundary.engine(ENGINE_BYTES))

@@ -7,7 +7,7 @@ from typing import Any
 
 import boundary
 from durable_objects.front import optional_binding, unavailable
-from engine.blocks import OverBudgetError
+from engine.budget import OverBudgetError
 from engine.client import ShardEngine
 from engine.errors import EngineError
 from engine.rows import RowReader

@@ -20,7 +20,7 @@ from protocol.recorder import Recorder
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGES: Final = ("protocol", "engine", "knot", "durable_objects")
 # The parts of those packages that have a place in a Worker; the others run the crate in CPython.
-ENGINE_MODULES: Final = ("blocks", "client", "errors", "host", "rows", "values", "weights")
+ENGINE_MODULES: Final = ("blocks", "budget", "client", "errors", "fit", "host", "rows", "values", "weights")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from engine.budget import OverBudgetError
 from knot.header import KnotHeader, TensorInfo
 
 RESIDENCIES: Final = ("fluid", "pinned-prefix", "resident")
 
 # A block's digests pass through the engine's mailbox.
 MAX_GROUPS: Final = 4096
-
-
-class OverBudgetError(ValueError):
-    """Weights that do not fit where they were asked to stay; the sentence has the figures."""
 
 
 @dataclass(frozen=True, slots=True)

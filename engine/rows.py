@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from engine.client import Engine
 from knot.bucket import BucketKnot, Digests
+from knot.header import TensorInfo
 from knot.quants import ggml_id
 from protocol.ports import BlobFailed
 
@@ -102,9 +103,8 @@ class RowReader:
         return found
 
 
-def desk_bytes(knot: BucketKnot, least: int) -> int:
-    """Bytes that a desk for this knot's rows needs: a group, a row both ways, and at least `least`."""
-    table = knot.header.embedding_tensor()
+def desk_bytes(table: TensorInfo, least: int) -> int:
+    """Bytes that a desk for rows of `table` needs: a group, a row both ways, and at least `least`."""
     row = table.row_bytes + 4 * table.cols + 128
     return max(least, table.group_rows * table.row_bytes, row) // 64 * 64 + 64
 

@@ -10,7 +10,7 @@ import math
 import struct
 from array import array
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from protocol.calls import FRAME, Call, Reply, json_reply
 from protocol.fields import BadField
@@ -27,6 +27,17 @@ HTTP_STATUS: Final = {
     "unavailable": 503,
     "over_budget": 503,
 }
+
+
+class Room(Protocol):
+    """What `no_room` wants to know of an isolate's budget."""
+
+    ceiling: int
+
+    def used(self, purpose: str) -> int:
+        """Bytes that are taken for a purpose."""
+        ...
+
 
 Run = Callable[[Part], Awaitable[Part]]
 
@@ -69,6 +80,20 @@ async def answer_step(part: Part, run: Run) -> Part:
         detail = f"{type(error).__name__}: {error}"
         return Part({**names, **Refusal(RefusalKind.INTERNAL, detail).to_json()})
     return Part({**names, **answer.envelope}, answer.tensors)
+
+
+def no_room(budget: Room, purpose: str, size: int) -> Refusal:
+    """The refusal of `size` bytes for which there is no room: now, or at any time."""
+    detail = f"{size} bytes for {purpose} do not fit an isolate of {budget.ceiling} bytes: {budget}"
+    if budget.used(purpose):
+        return Refusal(RefusalKind.BUSY, detail, 500)
+    return Refusal(RefusalKind.OVER_BUDGET, detail)
+
+
+def refused(refusal: Refusal) -> Reply:
+    """The answer to a call of which not even a step was begun."""
+    status = 413 if refusal.kind is RefusalKind.OVER_BUDGET else HTTP_STATUS.get(refusal.kind, 503)
+    return json_reply({"error": {"kind": str(refusal.kind), "detail": refusal.detail}}, status)
 
 
 def bad_frame(error: Exception) -> Reply:

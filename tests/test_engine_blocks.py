@@ -13,7 +13,6 @@ from engine.blocks import (
     MAX_GROUPS,
     Arena,
     Block,
-    OverBudgetError,
     Rows,
     aligned,
     arena_bytes,
@@ -23,6 +22,7 @@ from engine.blocks import (
     total_bytes,
     unit,
 )
+from engine.budget import OverBudgetError
 from knot.header import PHASES, TensorInfo
 
 

@@ -36,6 +36,7 @@ INTEGERS = [
     ("station", "SPECIALIZATION_START_LAYER", 0, 1024, None),
     ("station", "SPECIALIZATION_END_LAYER", 1, 1024, None),
     ("station", "ENGINE_BYTES", MIB, 1024 * MIB, 44 * MIB),
+    ("station", "ISOLATE_BYTES", MIB, 1 << 40, 120_000_000),
     ("station", "KV_BYTES", 0, 1024 * MIB, 12 * MIB),
     ("station", "BLOCK_BYTES", 1, 64 * MIB, 4 * MIB),
     ("station", "ANSWER_BYTES", 0, 64 * MIB, 2 * MIB),
@@ -47,6 +48,7 @@ INTEGERS = [
     ("shard", "VOCAB_START", 0, 1 << 24, None),
     ("shard", "VOCAB_END", 1, 1 << 24, None),
     ("shard", "ENGINE_BYTES", MIB, 1024 * MIB, 44 * MIB),
+    ("shard", "ISOLATE_BYTES", MIB, 1 << 40, 120_000_000),
     ("shard", "KEPT_LOGITS_BYTES", 0, 256 * MIB, 6 * MIB),
     ("shard", "BLOCK_BYTES", 1, 64 * MIB, 4 * MIB),
     ("shard", "MAX_BATCH_ROWS", 1, 4096, 32),
@@ -72,6 +74,7 @@ FIELDS = {
 CHOICES = [
     ("station", "SPECIALIZATION_ROLE", ("entry", "middle", "exit", "whole")),
     ("station", "RESIDENCY", ("fluid", "pinned-prefix", "resident")),
+    ("station", "KV_TYPE", ("f32", "f16", "q8_0")),
     ("station", "USE_LAYER_WARDEN", ("on", "off")),
     ("shard", "RESIDENCY", ("fluid", "pinned-prefix", "resident")),
     ("shard", "USE_COBORDISM_WARDEN", ("on", "off")),

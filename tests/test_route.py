@@ -176,14 +176,19 @@ def test_parts_are_asked_with_the_clusters_secret() -> None:
     case(body)
 
 
-@pytest.mark.parametrize(("rows", "chunk"), [(1, 1), (2, 1), (3, 1), (4, 2), (100, 50), (300, 128)])
-def test_where_weights_stay_a_prompt_is_cut_so_that_all_stations_have_work(rows: int, chunk: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "chunk", "fluid"),
+    [(1, 1, 8), (2, 1, 8), (3, 1, 8), (4, 2, 8), (100, 50, 104), (127, 63, 128), (300, 128, 104)],
+)
+def test_where_weights_stay_a_prompt_is_cut_so_that_all_stations_have_work(
+    rows: int, chunk: int, fluid: int
+) -> None:
     async def body(cluster: FakeCluster) -> None:
         found = await find(cluster)
         assert found.chunk(rows) == chunk
         changed(cluster.station_peers[0], resident=False)
-        assert (await find(cluster)).chunk(rows) == 128, (
-            "where they are read for every piece, as few as can be"
+        assert (await find(cluster)).chunk(rows) == fluid, (
+            "where they are read for every piece, as few as can be, of about the same size"
         )
 
     case(body)

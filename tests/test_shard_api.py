@@ -12,7 +12,7 @@ from core_support import grouped, header_of, knot_of, run
 from shard_support import OneShard, shard_on
 from station_support import embedded, exact_states
 
-from engine.blocks import OverBudgetError
+from engine.budget import OverBudgetError
 from knot.topology import split
 from protocol.calls import JSON, Call
 from protocol.frames import Kind

@@ -11,7 +11,7 @@ import pytest
 from core_support import grouped, run
 from station_support import OneStation, embedded, station_on, values
 
-from engine.blocks import OverBudgetError
+from engine.budget import OverBudgetError
 from protocol.calls import JSON, Call, Reply
 from protocol.frames import Kind, Part, encode
 from protocol.settings import SettingsError
@@ -225,7 +225,7 @@ def test_what_does_not_fit_at_all_is_refused_at_boot_with_the_figures() -> None:
         OverBudgetError, match=r"\[0, 3\) needs \d+ bytes .* and \d+ for two blocks .* is 1048576"
     ):
         run(body(ENGINE_BYTES=str(1 << 20), KV_BYTES="1040000"))
-    with pytest.raises(OverBudgetError, match=r"residency resident needs \d+ bytes"):
+    with pytest.raises(OverBudgetError, match=r"and \d+ for all weights, .* is 1048576"):
         run(body(RESIDENCY="resident", ENGINE_BYTES=str(1 << 20), KV_BYTES="700000", MAX_BATCH_ROWS="16"))
     with pytest.raises(SettingsError, match="SPECIALIZATION_ROLE is 'middle'"):
         run(body(SPECIALIZATION_ROLE="middle"))

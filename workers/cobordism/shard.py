@@ -10,12 +10,13 @@ import struct
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from engine.blocks import HEAD, Arena, Block, OverBudgetError, Rows, arena_bytes, largest_block, unit
-from engine.client import Adjust, Candidate, Selection, ShardConfig, ShardEngine
+from engine.blocks import HEAD, Arena, Block, Rows, unit
+from engine.budget import Budget
+from engine.client import Adjust, Candidate, Selection, ShardEngine
 from engine.errors import BadState, EngineError, NonFinite
-from engine.rows import Desk, desk_bytes
+from engine.fit import CANDIDATE_BYTES, fit_shard, most_embedded, shard_desk
+from engine.rows import Desk
 from engine.weights import BadWeights, Placed, Weights, named
 from knot.bucket import BucketKnot
 from knot.quants import ggml_id
@@ -25,11 +26,6 @@ from protocol.ports import BlobChanged, BlobError, BlobFailed, PeerLost
 from protocol.recorder import Moved
 from protocol.steps import Choice, LogitsStep, Refusal, RefusalKind
 from slice_settings import ShardSettings
-
-F32: Final = 4
-CANDIDATE_BYTES: Final = 16
-MOST_KEPT: Final = 65_536  # slices, as many as the engine takes
-DESK_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +70,21 @@ class Shard:
     """A booted shard. Make it with `boot`; run one batch at a time."""
 
     def __init__(
-        self, settings: ShardSettings, knot: BucketKnot, engine: ShardEngine, weights: Weights, desk: Desk
+        self,
+        settings: ShardSettings,
+        knot: BucketKnot,
+        engine: ShardEngine,
+        weights: Weights,
+        desk: Desk,
+        budget: Budget,
     ) -> None:
         self.settings = settings
         self.knot = knot
         self.engine = engine
         self.weights = weights
         self.desk = desk
+        self.budget = budget
+        self.max_tokens = most_embedded(budget, knot.header.config, settings.max_tokens)
         config = engine.config
         assert config is not None
         self.max_rows = config.max_rows
@@ -104,11 +108,9 @@ class Shard:
         model = knot.header.config
         settings.check_vocabulary(model)
         blocks = unit([Rows(knot.header.head_tensor(), *settings.slice)], settings.block_bytes)
-        start, end = settings.slice
-        whole_slice = CANDIDATE_BYTES * (end - start + 1024)
-        rows = F32 * model.hidden_size * settings.max_rows
-        desk_size = desk_bytes(knot, max(DESK_BYTES, whole_slice, rows))
-        fit_engine(settings, knot, engine, desk_size, blocks)
+        desk_size = shard_desk(knot.header, settings.slice, settings.max_rows)
+        config, budget = fit_shard(settings, model, settings.slice, desk_size, blocks, engine.shard_bytes)
+        engine.shard_configure(config)
         desk = Desk(engine.arena_at, desk_size)
         arena = Arena.plan(
             [blocks], settings.residency, engine.arena_at + desk_size, engine.arena_bytes - desk_size
@@ -121,7 +123,7 @@ class Shard:
             lambda block: digests.of(block.first_digest, block.groups),
             named([blocks], [HEAD], arena, moved),
         )  # fmt: skip
-        return cls(settings, knot, engine, weights, desk)
+        return cls(settings, knot, engine, weights, desk, budget)
 
     def take_over(self, knot: BucketKnot) -> None:
         """Serves a restarted object: engine and weights stay, kept logits and the way there do not."""
@@ -274,28 +276,3 @@ def _table(name: str, entries: Sequence[Candidate]) -> dict[str, Tensor]:
         name: Tensor(name, "i32", (len(entries),), ids),
         f"{name}_values": Tensor(f"{name}_values", "f32", (len(entries), 3), values),
     }
-
-
-def fit_engine(
-    settings: ShardSettings, knot: BucketKnot, engine: ShardEngine, desk: int, blocks: tuple[Block, ...]
-) -> None:
-    """Configures the engine within its limit: weights get what kept logits, rows and the desk leave."""
-    model = knot.header.config
-    start, end = settings.slice
-    kept = max(settings.max_rows, min(settings.kept_bytes // (F32 * (end - start)), MOST_KEPT))
-    buffers = 2 * largest_block([blocks])
-
-    def config(arena: int) -> ShardConfig:
-        return ShardConfig(model.hidden_size, start, end, settings.max_rows, kept, arena)
-
-    fixed = engine.shard_bytes(config(0))
-    room = settings.engine_bytes - fixed - desk
-    if room < buffers:
-        raise OverBudgetError(
-            f"a shard of ids [{start}, {end}) needs {fixed} bytes for {kept} slices of logits and "
-            f"{settings.max_rows} rows, {desk} to work in, and {buffers} for two blocks of weights, but "
-            f"ENGINE_BYTES is {settings.engine_bytes}: lower MAX_BATCH_ROWS or BLOCK_BYTES, or take more "
-            "shards"
-        )
-    wanted = buffers if settings.residency == "fluid" else max(buffers, arena_bytes([blocks]))
-    engine.shard_configure(config(desk + min(room, wanted) // 64 * 64))

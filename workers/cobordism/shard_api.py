@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from engine.fit import FRAMES_OUT, embed_bytes
 from engine.host import ABI_VERSION
 from engine.rows import RowsUnavailable
 from protocol.batching import BatchLoop
@@ -15,7 +16,16 @@ from protocol.calls import Call, Reply, ShortBody, json_reply
 from protocol.fields import BadField, Fields, json_fields
 from protocol.frames import BadFrame, Kind, Part, Tensor
 from protocol.ports import Background, BlobChanged, BlobError, BlobFailed, Clock, PeerLost
-from protocol.serving import answer_frame, answer_step, bad_frame, curl_answer, f32_row, is_frame, not_found
+from protocol.serving import (
+    answer_frame,
+    answer_step,
+    bad_frame,
+    curl_answer,
+    f32_row,
+    is_frame,
+    no_room,
+    not_found,
+)
 from protocol.steps import (
     Choice,
     EmbedStep,
@@ -59,7 +69,7 @@ class ShardApi:
         self._requests += 1
         match call.method, call.path:
             case "POST", "/embed":
-                return await self._answer(call, Kind.EMBED, self._embed, self._curl_embed)
+                return await self._embedding(call)
             case "POST", "/logits":
                 return await self._answer(call, Kind.LOGITS, self._logits, self._curl_logits)
             case _, "/forward":
@@ -83,7 +93,25 @@ class ShardApi:
             return bad_frame(error)
         return curl_answer(await answer_step(part, run))
 
-    async def _embed(self, part: Part) -> Part:
+    async def _embedding(self, call: Call) -> Reply:
+        """Embeds; the rows are counted until they are in the frame."""
+        budget, held = self.shard.budget, 0
+
+        async def run(part: Part) -> Part:
+            nonlocal held
+            tokens = self._tokens(part)
+            size = embed_bytes(self.shard.knot.header.config, len(self._owned(tokens)))
+            if not budget.take(FRAMES_OUT, size):
+                raise no_room(budget, FRAMES_OUT, size)
+            held += size
+            return await self._embed(tokens)
+
+        try:
+            return await self._answer(call, Kind.EMBED, run, self._curl_embed)
+        finally:
+            budget.give(FRAMES_OUT, held)
+
+    def _tokens(self, part: Part) -> Sequence[int]:
         step = embed_step(part.envelope)
         shard = self.shard
         step.envelope.check(shard.knot.header.fingerprint, shard.settings.slice)
@@ -98,8 +126,15 @@ class ShardApi:
         for token in tokens:
             if not 0 <= token < vocab_size:
                 raise BadFrame(f"token id {token} does not exist; the vocabulary has {vocab_size} ids")
-        start, end = shard.settings.slice
-        owned = [(position, token) for position, token in enumerate(tokens) if start <= token < end]
+        return tokens
+
+    def _owned(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """(position, id) of the tokens that are the shard's."""
+        start, end = self.shard.settings.slice
+        return [(position, token) for position, token in enumerate(tokens) if start <= token < end]
+
+    async def _embed(self, tokens: Sequence[int]) -> Part:
+        shard, owned = self.shard, self._owned(tokens)
         try:
             rows = await self._rows.fetch([token for _, token in owned])
         except (ShortBody, BlobFailed, PeerLost) as error:
@@ -163,7 +198,7 @@ class ShardApi:
             "model": shard.knot.header.fingerprint,
             "knot": shard.knot.key,
             "abi": ABI_VERSION,
-            "max_tokens": shard.settings.max_tokens,
+            "max_tokens": shard.max_tokens,
             "residency": shard.settings.residency,
         }
 
@@ -174,6 +209,7 @@ class ShardApi:
             "engine": engine.engine_memory()._asdict(),
             "host_bytes": engine.host.memory_bytes(),
             "isolate": self._isolate(),
+            "budget": {"ceiling": self.shard.budget.ceiling, **self.shard.budget.table()},
             "pinned_bytes": self.shard.weights.arena.pinned_bytes,
             "kept_logits": self.shard.kept,
         }

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from engine.blocks import RESIDENCIES
+from engine.fit import ShardMemory
 from knot.config import MAX_VOCAB, ModelConfig
-from protocol.settings import MIB, Settings, SettingsError, Variables
+from protocol.settings import Settings, SettingsError, Variables
 
 DAY_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSettings:
-    """A shard's settings. Sizes in bytes, times in seconds.
-
-    `engine_bytes` bounds the engine's whole region; `kept_bytes` the slices of logits that can be chosen from
-    again; `use_kv` says whether rows seen twice are kept in Workers KV.
-    """
+class ShardSettings(ShardMemory):
+    """A shard's settings. Times in seconds. `use_kv` says whether rows seen twice are kept in Workers KV."""
 
     knot_key: str
     vocab_start: int
     vocab_end: int
-    residency: str
-    engine_bytes: int
-    kept_bytes: int
-    block_bytes: int
-    max_rows: int
     max_queue: int
-    max_tokens: int
     use_warden: bool
     use_kv: bool
     kv_ttl: int
@@ -48,16 +38,11 @@ class ShardSettings:
         """Reads the variables. Raises `SettingsError` that names the one at fault."""
         env = Settings(variables)
         settings = cls(
+            **asdict(ShardMemory.of(env)),
             knot_key=env.text("KNOT_KEY"),
             vocab_start=env.integer("VOCAB_START", 0, MAX_VOCAB),
             vocab_end=env.integer("VOCAB_END", 1, MAX_VOCAB),
-            residency=env.choice("RESIDENCY", RESIDENCIES, "pinned-prefix"),
-            engine_bytes=env.integer("ENGINE_BYTES", MIB, 1024 * MIB, 44 * MIB),
-            kept_bytes=env.integer("KEPT_LOGITS_BYTES", 0, 256 * MIB, 6 * MIB),
-            block_bytes=env.integer("BLOCK_BYTES", 1, 64 * MIB, 4 * MIB),
-            max_rows=env.integer("MAX_BATCH_ROWS", 1, 4096, 32),
             max_queue=env.integer("MAX_QUEUE", 1, 100_000, 256),
-            max_tokens=env.integer("MAX_TOKENS", 1, 1_000_000, 65_536),
             use_warden=env.choice("USE_COBORDISM_WARDEN", ("on", "off"), "on") == "on",
             use_kv=env.choice("USE_KV", ("on", "off"), "on") == "on",
             kv_ttl=env.integer("KV_TTL_SECONDS", 60, 365 * DAY_SECONDS, DAY_SECONDS),

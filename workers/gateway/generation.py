@@ -9,6 +9,7 @@ whatever the batch and the chunk, and a choice depends on seed, position and dis
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ from sampling import NotEnough, Sampled, Sampler, sample
 
 T = TypeVar("T")
 F32 = 4
+# Embedded rows of a prompt that are in memory besides those that are on their way through the stations.
+EMBED_BYTES = 2 << 20
+# Kernels take rows in tiles of as many.
+TILE_ROWS = 8
 
 # A fresh epoch may help against these; the others would only fail again.
 REPLAY = frozenset(
@@ -37,7 +42,8 @@ RETRY = frozenset((RefusalKind.LOST, RefusalKind.UNAVAILABLE, RefusalKind.BUSY, 
 class Route:
     """An ordered list of hops that covers the layers once, and the shards that cover the vocabulary.
 
-    `max_rows` is what every station takes in one step; `resident` whether all weights stay in memory.
+    `max_rows` is what every station takes in one step, `max_tokens` what every shard embeds in one; `resident`
+    says whether all weights stay in memory.
     """
 
     model: str
@@ -46,16 +52,24 @@ class Route:
     shards: Sequence[VocabularyHop]
     max_rows: int
     resident: bool = False
+    max_tokens: int = 1 << 31
 
     def chunk(self, rows: int) -> int:
         """Rows of a piece of a prompt.
 
         Where weights stay in memory, pieces are as many as stations, so that all have work. Where they are
-        read for every piece, the largest piece that fits reads them least often.
+        read for every piece, there are as few pieces as can be, of about the same size.
         """
-        if not self.resident:
-            return self.max_rows
-        return min(max(1, rows // len(self.stations)), self.max_rows)
+        most = min(self.max_rows, self.max_tokens)
+        if self.resident:
+            return min(max(1, rows // len(self.stations)), most)
+        return even_piece(rows, most)
+
+
+def even_piece(rows: int, most: int) -> int:
+    """Rows of a piece when `rows` are cut into as few as can be: whole tiles of kernels, where that fits."""
+    size = -(-rows // -(-rows // most))
+    return min(size + -size % TILE_ROWS, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +169,34 @@ class Generation:
 
     async def _prefill(self, ids: Sequence[int]) -> bytes:
         """All rows through all stations, chunk after chunk, each station busy with another one."""
-        hidden = await self._embed("embed-prompt", ids)
-        row_bytes = F32 * self._route.hidden_size
         size = self._route.chunk(len(ids))
         turns = [asyncio.Lock() for _ in self._route.stations]
-        starts = range(0, len(ids), size)
+        # Embedding is the first stage. So that a long prompt is never in memory whole, chunks are embedded a
+        # few at a time, and only as many are under way as there are stations to be at, and one.
+        embedding = asyncio.Lock()
+        embedded: deque[bytes] = deque()
+        under_way = asyncio.Semaphore(len(turns) + 1)
 
         async def chunk(start: int) -> bytes:
             count = min(size, len(ids) - start)
             rows = Rows.LAST if start + count == len(ids) else Rows.NONE
-            data = bytes(hidden[start * row_bytes : (start + count) * row_bytes])
-            return await self._through(Phase.PREFILL, start, data, count, rows, turns)
+            async with under_way:
+                async with embedding:
+                    if not embedded:
+                        embedded.extend(await self._embed_chunks(ids, start, size))
+                    hidden = embedded.popleft()
+                return await self._through(Phase.PREFILL, start, hidden, count, rows, turns)
 
-        # Locks are served in order, so a chunk never overtakes the one before it at any station.
-        return (await together(chunk(start) for start in starts))[-1]
+        # Locks are served in order, so a chunk never overtakes the one before it at any stage.
+        return (await together(chunk(start) for start in range(0, len(ids), size)))[-1]
+
+    async def _embed_chunks(self, ids: Sequence[int], start: int, size: int) -> list[bytes]:
+        """The next chunks of a prompt from `start` on, as many as are embedded together."""
+        row_bytes = F32 * self._route.hidden_size
+        most = min(EMBED_BYTES // row_bytes, self._route.max_tokens)
+        tokens = ids[start : start + max(1, most // size) * size]
+        hidden = await self._embed(f"embed-{start}", tokens)
+        return [bytes(hidden[at : at + size * row_bytes]) for at in range(0, len(hidden), size * row_bytes)]
 
     async def _through(
         self,

@@ -232,6 +232,8 @@ def _ranked(answer: Part, name: str) -> tuple[Ranked, ...]:
 
 
 def _refusal_of(name: str, reply: Reply) -> Refusal:
-    kind = {400: RefusalKind.BAD_FRAME, 503: RefusalKind.BUSY}.get(reply.status, RefusalKind.LOST)
+    kind = {400: RefusalKind.BAD_FRAME, 413: RefusalKind.OVER_BUDGET, 503: RefusalKind.BUSY}.get(
+        reply.status, RefusalKind.LOST
+    )
     body = reply.body if isinstance(reply.body, bytes) else b""
     return Refusal(kind, f"{name} answered {reply.status}: {body[:300].decode(errors='replace')}")

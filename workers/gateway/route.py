@@ -92,6 +92,11 @@ async def find_route(
             raise RouteUnavailable(f"station {i} has max_rows {rows!r}, expected a number of rows")
         if not isinstance(resident, bool):
             raise RouteUnavailable(f"station {i} has resident {resident!r}, expected true or false")
+    about_shards = found[len(stations) :]
+    for i, health in enumerate(about_shards):
+        tokens = health.get("max_tokens")
+        if type(tokens) is not int or tokens < 1:
+            raise RouteUnavailable(f"shard {i} has max_tokens {tokens!r}, expected a number of tokens")
     station_hops = [
         StationHop(layers, peer, dict(headers), settings.deadline, background, config.hidden_size)
         for layers, peer in zip(settings.stations, stations, strict=True)
@@ -107,6 +112,7 @@ async def find_route(
         shards=shard_hops,
         max_rows=min(health["max_rows"] for health in about_stations),
         resident=all(health["resident"] is True for health in about_stations),
+        max_tokens=min(health["max_tokens"] for health in about_shards),
     )
 
 

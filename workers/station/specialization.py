@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
-from engine.blocks import RESIDENCIES
+from engine.fit import StationMemory
 from knot.config import MAX_LAYERS
 from knot.topology import role_of
-from protocol.settings import MIB, Settings, SettingsError, Variables
+from protocol.settings import Settings, SettingsError, Variables
 
 # Role → (owns layer 0, owns the last layer).
 ROLES: Final[Mapping[str, tuple[bool, bool]]] = {
@@ -21,28 +21,17 @@ ROLES: Final[Mapping[str, tuple[bool, bool]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class StationSettings:
-    """A station's settings. Sizes in bytes, times in seconds.
-
-    `engine_bytes` bounds the engine's whole region: keys and values, activations and weights together.
-    """
+class StationSettings(StationMemory):
+    """A station's settings. Sizes in bytes, times in seconds."""
 
     knot_key: str
     role: str
     start_layer: int
     end_layer: int
-    residency: str
-    engine_bytes: int
-    kv_bytes: int
-    block_bytes: int
-    answer_bytes: int
-    max_rows: int
-    max_sessions: int
     max_queue: int
     session_ttl: int
     session_idle: int
     use_warden: bool
-    save_bytes: int
 
     @property
     def boot_key(self) -> str:
@@ -59,22 +48,15 @@ class StationSettings:
         """Reads the variables. Raises `SettingsError` that names the one at fault."""
         env = Settings(variables)
         settings = cls(
+            **asdict(StationMemory.of(env)),
             knot_key=env.text("KNOT_KEY"),
             role=env.choice("SPECIALIZATION_ROLE", tuple(ROLES)),
             start_layer=env.integer("SPECIALIZATION_START_LAYER", 0, MAX_LAYERS),
             end_layer=env.integer("SPECIALIZATION_END_LAYER", 1, MAX_LAYERS),
-            residency=env.choice("RESIDENCY", RESIDENCIES, "pinned-prefix"),
-            engine_bytes=env.integer("ENGINE_BYTES", MIB, 1024 * MIB, 44 * MIB),
-            kv_bytes=env.integer("KV_BYTES", 0, 1024 * MIB, 12 * MIB),
-            block_bytes=env.integer("BLOCK_BYTES", 1, 64 * MIB, 4 * MIB),
-            answer_bytes=env.integer("ANSWER_BYTES", 0, 64 * MIB, 2 * MIB),
-            max_rows=env.integer("MAX_BATCH_ROWS", 1, 4096, 128),
-            max_sessions=env.integer("MAX_SESSIONS", 1, 4096, 64),
             max_queue=env.integer("MAX_QUEUE", 1, 100_000, 256),
             session_ttl=env.integer("SESSION_TTL_SECONDS", 1, 1_000_000, 600),
             session_idle=env.integer("SESSION_IDLE_SECONDS", 0, 1_000_000, 30),
             use_warden=env.choice("USE_LAYER_WARDEN", ("on", "off"), "on") == "on",
-            save_bytes=env.integer("SAVE_BYTES", 0, 64 * MIB, 4 * MIB),
         )
         if settings.start_layer >= settings.end_layer:
             raise SettingsError(

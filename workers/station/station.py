@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from engine.blocks import Arena, OverBudgetError, arena_bytes, largest_block, phase_units, unit_names
-from engine.client import KV_PAGE_TOKENS, RopeType, Row, StationConfig, StationEngine, Vector
+from engine.blocks import Arena, phase_units, unit_names
+from engine.budget import Budget
+from engine.client import KV_PAGE_TOKENS, Row, StationEngine, Vector
 from engine.client import Tensor as Matrix
-from engine.errors import EngineError, NonFinite, OverBudget, Unsupported
+from engine.errors import EngineError, NonFinite, OverBudget
+from engine.fit import fit_station
 from engine.weights import BadWeights, PayloadSource, Placed, Weights, named
-from knot.architectures import has_qk_norm
 from knot.bucket import BucketKnot
-from knot.config import ModelConfig
 from knot.header import PHASES, TensorInfo
 from knot.quants import ggml_id
 from protocol.calls import ShortBody
@@ -89,12 +89,14 @@ class Station:
         engine: StationEngine,
         weights: Weights,
         sessions: Sessions,
+        budget: Budget,
     ) -> None:
         self.settings = settings
         self.knot = knot
         self.engine = engine
         self.weights = weights
         self.sessions = sessions
+        self.budget = budget
         self.max_rows = engine.config.max_rows if engine.config else 0
         self.stale = False
         self.saved: SavedSessions | None = None
@@ -119,7 +121,9 @@ class Station:
         settings.check_layers(header.config.num_layers)
         layers = range(settings.start_layer, settings.end_layer)
         units = phase_units(header, layers, PHASES, settings.block_bytes)
-        fit_engine(settings, header.config, engine, 2 * largest_block(units), arena_bytes(units))
+        owned = (settings.start_layer, settings.end_layer)
+        config, budget = fit_station(settings, header.config, owned, units, engine.station_bytes)
+        engine.station_configure(config)
         arena = Arena.plan(units, settings.residency, engine.arena_at, engine.arena_bytes)
         await load_vectors(knot, engine, layers)
         digests = await knot.digests(block.tensor for unit in units for block in unit)
@@ -137,7 +141,7 @@ class Station:
             answer_bytes=settings.answer_bytes,
             held=held,
         )
-        return cls(settings, knot, engine, weights, sessions)
+        return cls(settings, knot, engine, weights, sessions, budget)
 
     def take_over(self, knot: BucketKnot, source: PayloadSource) -> None:
         """Serves a restarted object: engine and weights stay, sessions and ways to the bucket do not."""
@@ -290,61 +294,6 @@ class Station:
 def new_pages(step: ForwardStep) -> int:
     """Pages of keys and values that a step takes beyond those of the tokens before it."""
     return -(-(step.position + step.count) // KV_PAGE_TOKENS) + -step.position // KV_PAGE_TOKENS
-
-
-def fit_engine(
-    settings: StationSettings, model: ModelConfig, engine: StationEngine, buffers: int, weights: int
-) -> None:
-    """Configures the engine within its limit: weights get what keys, values and activations leave.
-
-    `buffers` are the bytes of two blocks, `weights` those of all blocks.
-    A batch is made smaller until two blocks of weights fit beside it. Raises `OverBudgetError`.
-    """
-    if model.rope_scaling is not None:
-        raise Unsupported(f"rope scaling {model.rope_scaling.type!r} is not computed by this engine")
-    rows = settings.max_rows
-    while True:
-        config = station_config(settings, model, rows, 0)
-        fixed = engine.station_bytes(config)
-        room = settings.engine_bytes - fixed
-        if room >= buffers:
-            break
-        if rows == 1:
-            raise OverBudgetError(
-                f"a station of layers [{settings.start_layer}, {settings.end_layer}) needs {fixed} bytes for "
-                f"keys, values and activations of one row, and {buffers} for two blocks of weights, but "
-                f"ENGINE_BYTES is {settings.engine_bytes}: lower KV_BYTES or BLOCK_BYTES, or take more "
-                "stations"
-            )
-        rows = rows // 2
-    wanted = buffers if settings.residency == "fluid" else max(weights, buffers)
-    engine.station_configure(station_config(settings, model, rows, min(room, wanted) // 64 * 64))
-
-
-def station_config(settings: StationSettings, model: ModelConfig, rows: int, arena: int) -> StationConfig:
-    """The engine's configuration, with `rows` rows a batch and `arena` bytes of weights."""
-    layers = settings.end_layer - settings.start_layer
-    page_bytes = KV_PAGE_TOKENS * layers * 2 * model.kv_dim * F32
-    return StationConfig(
-        layer_start=settings.start_layer,
-        layer_end=settings.end_layer,
-        hidden=model.hidden_size,
-        ffn=model.ffn_size,
-        n_heads=model.num_heads,
-        n_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        rope_type=RopeType.NEOX if model.rope_type == "neox" else RopeType.NORM,
-        rope_dim=model.rope_dim,
-        rope_theta=model.rope_theta,
-        norm_eps=model.norm_eps,
-        qkv_bias=model.qkv_bias,
-        output_norm=settings.is_exit,
-        max_rows=rows,
-        max_sessions=settings.max_sessions + 1,  # one more for a fork that answers a late duplicate
-        kv_pages=max(1, settings.kv_bytes // page_bytes),
-        arena_bytes=arena,
-        qk_norm=has_qk_norm(model),
-    )
 
 
 async def load_vectors(knot: BucketKnot, engine: StationEngine, layers: range) -> None:

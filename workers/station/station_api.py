@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from engine.fit import FRAMES_IN
 from engine.host import ABI_VERSION
 from near import NearSource
 from protocol.batching import BatchLoop
@@ -14,7 +15,17 @@ from protocol.calls import Call, Reply, json_reply
 from protocol.fields import BadField, json_fields
 from protocol.frames import BadFrame, Kind, Part, Tensor
 from protocol.ports import Background, Clock
-from protocol.serving import answer_frame, answer_step, bad_frame, curl_answer, f32_row, is_frame, not_found
+from protocol.serving import (
+    answer_frame,
+    answer_step,
+    bad_frame,
+    curl_answer,
+    f32_row,
+    is_frame,
+    no_room,
+    not_found,
+    refused,
+)
 from protocol.steps import Envelope, ForwardStep, Phase, Rows, forward_step
 from station import ForwardWork, Station
 
@@ -58,6 +69,15 @@ class StationApi:
                 return not_found(call, "a station", "POST /forward, GET /health, /metrics and /memory")
 
     async def _forward(self, call: Call) -> Reply:
+        budget, size = self.station.budget, len(call.body)
+        if not budget.take(FRAMES_IN, size):
+            return refused(no_room(budget, FRAMES_IN, size))
+        try:
+            return await self._answer(call)
+        finally:
+            budget.give(FRAMES_IN, size)
+
+    async def _answer(self, call: Call) -> Reply:
         if is_frame(call):
             return await answer_frame(call, Kind.FORWARD, self._run)
         try:
@@ -133,6 +153,7 @@ class StationApi:
             "engine": engine.engine_memory()._asdict(),
             "host_bytes": engine.host.memory_bytes(),
             "isolate": self._isolate(),
+            "budget": {"ceiling": self.station.budget.ceiling, **self.station.budget.table()},
             "kv_page_bytes": engine.kv_page_bytes(),
             "pinned_bytes": self.station.weights.arena.pinned_bytes,
             "sessions": self.station.sessions.lengths(),
