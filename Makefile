@@ -1,6 +1,8 @@
 # One command each. Every target sets up what it needs, once.
 PYTHON ?= python3
 PROMPT ?= The capital of France is
+# Two processes, each with whole files: what a file sets up is set up once.
+TOGETHER ?= -n 2 --dist loadfile
 
 .PHONY: demo test test-fast lint bench setup clean
 
@@ -12,11 +14,11 @@ demo: setup
 test: setup
 	@for model in smol q05 q15; do .venv/bin/knot fetch $$model || exit 1; done
 	@$(PYTHON) scripts/rust.py cargo test --quiet
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest $(TOGETHER)
 
 ## the tests that need no model, no network and no Node
 test-fast: setup
-	.venv/bin/python -m pytest -m "not wasm and not models and not slow and not workerd"
+	.venv/bin/python -m pytest $(TOGETHER) -m "not wasm and not models and not slow and not workerd"
 
 ## formatting, lints and types, of Python and Rust
 lint: setup node_modules/.package-lock.json
