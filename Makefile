@@ -11,7 +11,7 @@ demo: setup
 	.venv/bin/knot run smol -p "$(PROMPT)" -n 24 --temperature 0
 
 ## from nothing: every test
-test: setup
+test: setup node_modules/.package-lock.json
 	@for model in smol q05 q15; do .venv/bin/knot fetch $$model || exit 1; done
 	@$(PYTHON) scripts/rust.py cargo test --quiet
 	.venv/bin/python -m pytest $(TOGETHER)
