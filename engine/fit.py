@@ -19,12 +19,10 @@ from engine.values import KV_PAGE_TOKENS, KvType, RopeType, ShardConfig, Station
 from knot.architectures import has_qk_norm
 from knot.config import ModelConfig
 from knot.header import KnotHeader
+from protocol.pieces import TILE_ROWS
 from protocol.settings import Settings
 
 F32: Final = 4
-# Kernels take rows in tiles of as many.
-TILE_ROWS: Final = 8
-
 # Of a step's rows, there are in Python's heap at once: those being computed, those of the step that waits,
 # the answer, and the frame that it is put into. Outside of it: the frame as it is sent, and one that was.
 ROWS_IN: Final = 2

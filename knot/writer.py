@@ -94,20 +94,20 @@ def write_knot(
     return header
 
 
-def _plan(config: ModelConfig, sources: Mapping[str, TensorSource], tokenizer: bytes | None) -> _Layout:
+def lay_out(
+    config: ModelConfig, kinds: Mapping[str, tuple[str, tuple[int, ...]]], tokenizer: bytes | None
+) -> tuple[tuple[TensorInfo, ...], dict[str, Section], int]:
+    """Where everything lies in the payload: tensors, sections, and how many bytes they are together.
+
+    `kinds` has every tensor's type and shape. Raises what `check_tensors` raises.
+    """
     tensors: list[TensorInfo] = []
     offset = digests = 0
-    for place in check_tensors(config, {name: source.shape for name, source in sources.items()}):
-        source = sources[place.name]
-        info = TensorInfo(
-            place.name,
-            source.type,
-            source.shape,
-            offset,
-            tensor_bytes(source.type, source.shape),
-            group_rows(place.name, source.type, source.shape),
-            digests,
-        )
+    for place in check_tensors(config, {name: shape for name, (_, shape) in kinds.items()}):
+        kind, shape = kinds[place.name]
+        length = tensor_bytes(kind, shape)
+        rows = group_rows(place.name, kind, shape)
+        info = TensorInfo(place.name, kind, shape, offset, length, rows, digests)
         tensors.append(info)
         offset, digests = info.end, digests + info.group_count
     sections: dict[str, Section] = {}
@@ -115,7 +115,12 @@ def _plan(config: ModelConfig, sources: Mapping[str, TensorSource], tokenizer: b
         sections["tokenizer"] = Section(offset, len(tokenizer), digest((tokenizer,)))
         offset += len(tokenizer)
     sections["digests"] = Section(offset, digests * DIGEST_BYTES, NO_DIGEST)
-    return _Layout(tuple(tensors), sections, offset + digests * DIGEST_BYTES)
+    return tuple(tensors), sections, offset + digests * DIGEST_BYTES
+
+
+def _plan(config: ModelConfig, sources: Mapping[str, TensorSource], tokenizer: bytes | None) -> _Layout:
+    kinds = {name: (source.type, source.shape) for name, source in sources.items()}
+    return _Layout(*lay_out(config, kinds, tokenizer))
 
 
 def _write_payload(

@@ -19,6 +19,7 @@ from embedding import Degradation, embed
 from hops import LayerHop, Ticket, VocabularyHop
 from protocol.deadlines import together
 from protocol.frames import BadFrame, Part
+from protocol.pieces import piece_rows
 from protocol.ports import Background, Clock
 from protocol.steps import Choice, ForwardStep, Phase, Refusal, RefusalKind, Rows, Slice
 from sampling import NotEnough, Sampled, Sampler, sample
@@ -27,8 +28,6 @@ T = TypeVar("T")
 F32 = 4
 # Embedded rows of a prompt that are in memory besides those that are on their way through the stations.
 EMBED_BYTES = 2 << 20
-# Kernels take rows in tiles of as many.
-TILE_ROWS = 8
 
 # A fresh epoch may help against these; the others would only fail again.
 REPLAY = frozenset(
@@ -55,21 +54,8 @@ class Route:
     max_tokens: int = 1 << 31
 
     def chunk(self, rows: int) -> int:
-        """Rows of a piece of a prompt.
-
-        Where weights stay in memory, pieces are as many as stations, so that all have work. Where they are
-        read for every piece, there are as few pieces as can be, of about the same size.
-        """
-        most = min(self.max_rows, self.max_tokens)
-        if self.resident:
-            return min(max(1, rows // len(self.stations)), most)
-        return even_piece(rows, most)
-
-
-def even_piece(rows: int, most: int) -> int:
-    """Rows of a piece when `rows` are cut into as few as can be: whole tiles of kernels, where that fits."""
-    size = -(-rows // -(-rows // most))
-    return min(size + -size % TILE_ROWS, most)
+        """Rows of a piece of a prompt."""
+        return piece_rows(rows, len(self.stations), min(self.max_rows, self.max_tokens), self.resident)
 
 
 @dataclass(frozen=True, slots=True)

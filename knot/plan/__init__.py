@@ -1,0 +1,1 @@
+"""What a model would need before anything runs: topologies, memory, reads, speed and cost."""
