@@ -14,7 +14,11 @@ MAX_TEXT = 256
 
 
 class BadField(ValueError):
-    """A field that is missing, unknown, or not what was expected; the sentence names it."""
+    """A field that is missing, unknown, or not what was expected; the sentence names it, and `name` does."""
+
+    def __init__(self, sentence: str, name: str | None = None) -> None:
+        self.name = name
+        super().__init__(sentence)
 
 
 def json_fields(data: bytes, what: str) -> Fields:
@@ -106,15 +110,16 @@ class Fields:
     def end(self) -> None:
         """Raises `BadField` when a field was not taken: nobody would have honoured it."""
         if self._left:
-            raise BadField(f"{self._what} has the unknown field {min(self._left)[:MAX_TEXT]!r}; leave it out")
+            name = min(self._left)[:MAX_TEXT]
+            raise BadField(f"{self._what} has the unknown field {name!r}; leave it out", name)
 
     def _take(self, name: str, default: Any) -> Any:
         value = self._left.pop(name, None)
         if value is None:
             value = default
         if value is None:
-            raise BadField(f"{self._what} lacks the field {name!r}")
+            raise BadField(f"{self._what} lacks the field {name!r}", name)
         return value
 
     def _wrong(self, name: str, value: object, expected: str) -> BadField:
-        return BadField(f"{self._what}.{name} is {kind(value)}, expected {expected}")
+        return BadField(f"{self._what}.{name} is {kind(value)}, expected {expected}", name)

@@ -19,6 +19,8 @@ MAX_POSITION: Final = 1 << 31
 MAX_ROWS: Final = 1 << 16
 MAX_TOP_K: Final = 1 << 20
 MAX_LISTED: Final = 1 << 14
+# What tells pages of tokens apart, in bytes.
+DIGEST_BYTES: Final = 16
 TOKEN: Final = (0, (1 << 31) - 1)
 
 
@@ -27,8 +29,14 @@ class Phase(StrEnum):
 
     PREFILL = "prefill"
     DECODE = "decode"
+    OPEN = "open"
     RELEASE = "release"
     CANCEL = "cancel"
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows pass the layers; the others are about the session itself."""
+        return self in (Phase.PREFILL, Phase.DECODE)
 
 
 class Rows(StrEnum):
@@ -111,11 +119,17 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
-    """Rows of one session through a station's layers; or the session's end.
+    """Rows of one session through a station's layers; or the session's beginning or end.
 
     Tensors: `hidden`, f32 [count, hidden_size]. `cache_length` is what the station's cache must hold before;
     a cache that holds more is cut to it. The answer has `hidden`, or from the exit station, as `rows` says,
     `normed`, f32 [rows, hidden_size].
+
+    `open` begins a session with at most `position` tokens that the station has already: those of the session
+    `source`, exactly, or as many whole pages as it knows by `digests`, u8 [pages, DIGEST_BYTES], one of all
+    tokens up to the end of each page. The answer's `cache_length` says how many. With `claims` the digests
+    are those of the session's own tokens, for others to begin with. `release` may carry `digests` too: then
+    the pages they name are kept for whoever begins like that later.
     """
 
     envelope: Envelope
@@ -124,9 +138,12 @@ class ForwardStep:
     count: int
     cache_length: int
     rows: Rows = Rows.NONE
+    source: str | None = None
+    claims: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The step's envelope."""
+        opening = {"source": self.source, "claims": self.claims} if self.phase is Phase.OPEN else {}
         return {
             **self.envelope.to_json(),
             "phase": str(self.phase),
@@ -134,6 +151,7 @@ class ForwardStep:
             "count": self.count,
             "cache_length": self.cache_length,
             "rows": str(self.rows),
+            **opening,
         }
 
 
@@ -245,12 +263,16 @@ def forward_step(values: Mapping[str, Any]) -> ForwardStep:
         fields.integer("count", 0, MAX_ROWS),
         fields.integer("cache_length", 0, MAX_POSITION),
         fields.choice("rows", {str(rows): rows for rows in Rows}, "none"),
+        fields.text("source", longest=MAX_ID) if fields.has("source") else None,
+        fields.flag("claims", False),
     )
     fields.end()
-    ends = step.phase in (Phase.RELEASE, Phase.CANCEL)
-    if (step.count == 0) != ends:
+    if (step.count > 0) != step.phase.has_rows:
+        expected = "at least 1" if step.phase.has_rows else "0"
+        raise BadField(f"the step.count is {step.count}, expected {expected} to {step.phase}")
+    if (step.source is not None or step.claims) and step.phase is not Phase.OPEN:
         raise BadField(
-            f"the step.count is {step.count}, expected {'0' if ends else 'at least 1'} to {step.phase}"
+            f"the step.source and step.claims are for steps that open, this one is to {step.phase}"
         )
     if step.position != step.cache_length:
         raise BadField(

@@ -48,6 +48,15 @@ forwards = st.one_of(
         st.sampled_from(Rows),
     ),
     st.builds(lambda envelope, phase: ForwardStep(envelope, phase, 0, 0, 0), envelopes, ends),
+    st.builds(
+        lambda envelope, at, source, claims: ForwardStep(
+            envelope, Phase.OPEN, at, 0, at, source=source, claims=claims
+        ),
+        envelopes,
+        st.integers(0, MAX_POSITION),
+        st.none() | ids,
+        st.booleans(),
+    ),
 )
 choices = st.builds(
     Choice,

@@ -4,88 +4,28 @@ Nothing here computes: keys and values are the engine's, by slot. A step is admi
 continues the cache; it repeats a step whose answer is remembered; or it repeats one whose answer is gone, and
 is computed again on a fork of the cache, so that a late duplicate disturbs nothing. A step that comes after
 its session was ended is refused: it would open the session anew, and nobody would end it.
+
+A session may begin with what another one has, and leave behind what others may begin with (`prefixes`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Final
 
+from engine.errors import EngineError
+from prefixes import Holder, Prefixes, Slots
 from protocol.frames import Part
 from protocol.ports import Clock
-from protocol.steps import ForwardStep, Refusal, RefusalKind, Rows
+from protocol.steps import ForwardStep, Refusal, RefusalKind
+from session import Admitted, Session, Taken
+
+__all__ = ["Admitted", "Session", "Sessions"]
 
 MAX_STEPS_REMEMBERED: Final = 4096
 MAX_ENDS_REMEMBERED: Final = 4096
-
-
-class Slots(Protocol):
-    """The engine's sessions of keys and values."""
-
-    def kv_open(self) -> int:
-        """A new, empty slot."""
-        ...
-
-    def kv_close(self, slot: int) -> None:
-        """Frees a slot and its pages."""
-        ...
-
-    def kv_truncate(self, slot: int, length: int) -> None:
-        """Forgets the tokens from `length` on."""
-        ...
-
-    def kv_fork(self, slot: int, length: int) -> int:
-        """A new slot that begins with the first `length` tokens of `slot`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A step that was taken: where, how many rows, a checksum of them, and which it returns.
-
-    `void` says that the session was cut to less than the step began with, so that it cannot be repeated.
-    """
-
-    position: int
-    count: int
-    checksum: int
-    rows: Rows
-    void: bool = field(default=False, compare=False)
-
-
-@dataclass(slots=True)
-class Session:
-    """One session. `length` is what its cache holds; `answers` are those of steps that may be repeated.
-
-    `saved` is how much of it is in storage, and `checks` the checksums of the pages there.
-    `busy` while a step runs, which keeps its slot open even when it is `ended` meanwhile.
-    """
-
-    id: str
-    epoch: int
-    slot: int
-    used: float
-    length: int = 0
-    busy: bool = False
-    ended: bool = False
-    saved: int = 0
-    checks: list[int] = field(default_factory=list[int])
-    taken: OrderedDict[str, Taken] = field(default_factory=OrderedDict[str, Taken])
-    answers: OrderedDict[str, Part] = field(default_factory=OrderedDict[str, Part])
-
-
-@dataclass(slots=True)
-class Admitted:
-    """A step that may run: its session, and the slot to run in. `forked` slots are closed afterwards.
-
-    The session is busy until `Sessions.done` or `Sessions.failed`.
-    """
-
-    session: Session
-    slot: int
-    forked: bool
 
 
 class Sessions:
@@ -100,6 +40,7 @@ class Sessions:
         ttl: float,
         idle: float,
         answer_bytes: int,
+        max_prefixes: int = 0,
         held: Callable[[int], None] = lambda delta: None,
     ) -> None:
         self._slots = slots
@@ -111,6 +52,7 @@ class Sessions:
         self._answer_bytes = answer_bytes
         self._remembered = 0
         self._held = held
+        self.prefixes = Prefixes(slots, max_prefixes)
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._ends: OrderedDict[str, int] = OrderedDict()
 
@@ -143,6 +85,46 @@ class Sessions:
             )
         session.used = self._clock()
         return session.answers.get(step.envelope.step)
+
+    def begin(self, step: ForwardStep, digests: Sequence[bytes]) -> int:
+        """Opens a session with what another one has; returns how many tokens that is. Raises `Refusal`.
+
+        By `digests` it is as much as is known, perhaps nothing; of a named source it is all or a refusal.
+        """
+        self.expire()
+        envelope = step.envelope
+        found = self._sessions.get(envelope.session)
+        if found is not None and found.epoch == envelope.epoch:
+            return found.begun  # an answer was lost
+        self._check_new(envelope.session, envelope.epoch, found)
+        if found is not None:
+            self._close(found)
+        if step.source is not None:
+            holder, length = self._source(step.source, step.position), step.position
+        else:
+            self.prefixes.counts.asked += 1
+            holder, length = self.prefixes.longest(digests, step.position) or (None, 0)
+        self._make_place(holder)
+        slot = self._begin_with(holder, length)
+        if slot is None:
+            if step.source is not None:
+                raise Refusal(
+                    RefusalKind.OVER_BUDGET,
+                    f"session {step.source} cannot be shared: no page of keys and values is free",
+                    1000,
+                )
+            holder, length, slot = None, 0, self._slots.kv_open()
+        if holder is not None and step.source is None:
+            self.prefixes.counts.hits += 1
+            self.prefixes.counts.tokens += length
+            self.prefixes.used(holder)
+        claimed = tuple(digests) if step.claims else ()
+        opened = Session(
+            envelope.session, envelope.epoch, slot, self._clock(), length, begun=length, digests=claimed
+        )
+        self._sessions[opened.id] = opened
+        self.prefixes.claim(opened)
+        return length
 
     def admit(self, step: ForwardStep, checksum: int) -> Admitted:
         """Finds or opens the step's session and cuts its cache to what the step expects. Raises `Refusal`."""
@@ -202,10 +184,11 @@ class Sessions:
         if not admitted.forked:
             admitted.session.taken.pop(step.envelope.step, None)
 
-    def end(self, session_id: str, epoch: int) -> bool:
+    def end(self, session_id: str, epoch: int, kept: Sequence[bytes] = ()) -> bool:
         """Ends a session by release or cancel; False when it is not here. Raises `Refusal` if stale.
 
         Steps of this epoch that come later are refused. A step that is running keeps its slot until it ends.
+        The pages that `kept` are the digests of stay for others to begin with.
         """
         session = self._sessions.get(session_id)
         if session is not None and epoch < session.epoch:
@@ -215,6 +198,7 @@ class Sessions:
             self._ends.popitem(last=False)
         if session is None:
             return False
+        session.kept = tuple(kept) if session.epoch == epoch else ()
         self._close(session)
         return True
 
@@ -224,14 +208,22 @@ class Sessions:
         for session in [s for s in self._sessions.values() if not s.busy and now - s.used > self.ttl]:
             self._close(session)
 
-    def evict_idle(self, spare: str | None = None) -> bool:
-        """Ends the session idle for longest, if it has been so for a while; never `spare`.
+    def make_room(self, spare: str | None = None, holder: Holder | None = None) -> bool:
+        """Gives up what is kept for others, or ends a session that is idle; whether there was one.
+
+        Never the session `spare`, nor what `holder` has.
+        """
+        return self.prefixes.evict(holder) or self.evict_idle(spare, holder)
+
+    def evict_idle(self, spare: str | None = None, holder: Holder | None = None) -> bool:
+        """Ends the session idle for longest, if it has been so for a while; never `spare` or `holder`.
 
         Returns whether there was one.
         """
         now = self._clock()
         for session in self._sessions.values():
-            if session.id != spare and not session.busy and now - session.used >= self._idle:
+            spared = session.id == spare or session is holder
+            if not spared and not session.busy and now - session.used >= self._idle:
                 self._close(session)
                 return True
         return False
@@ -265,6 +257,7 @@ class Sessions:
 
     def clear(self) -> None:
         """Ends every session here; what was saved of them stays. No batch may be open."""
+        self.prefixes.clear()
         self.on_close = None
         for session in list(self._sessions.values()):
             session.busy = False
@@ -273,16 +266,9 @@ class Sessions:
     def _find(self, step: ForwardStep) -> Session:
         envelope = step.envelope
         session = self._sessions.get(envelope.session)
-        if session is not None and envelope.epoch < session.epoch:
-            raise _stale(session, envelope.epoch)
         if session is not None and envelope.epoch == session.epoch:
             return session
-        if envelope.epoch <= self._ends.get(envelope.session, -1):
-            raise Refusal(
-                RefusalKind.CANCELLED,
-                f"session {envelope.session} was ended at epoch {self._ends[envelope.session]}; begin it "
-                "anew on a fresh one",
-            )
+        self._check_new(envelope.session, envelope.epoch, session)
         if step.cache_length:
             raise Refusal(
                 RefusalKind.CACHE_MISS,
@@ -291,23 +277,57 @@ class Sessions:
             )
         if session is not None:
             self._close(session)
-        while len(self._sessions) >= self._max_sessions:
-            if not self.evict_idle():
+        self._make_place()
+        opened = Session(envelope.session, envelope.epoch, self._slots.kv_open(), self._clock())
+        self._sessions[opened.id] = opened
+        return opened
+
+    def _check_new(self, name: str, epoch: int, session: Session | None) -> None:
+        """Raises a `Refusal` unless a session may begin at this epoch."""
+        if session is not None and epoch < session.epoch:
+            raise _stale(session, epoch)
+        if epoch <= self._ends.get(name, -1):
+            raise Refusal(
+                RefusalKind.CANCELLED,
+                f"session {name} was ended at epoch {self._ends[name]}; begin it anew on a fresh one",
+            )
+
+    def _make_place(self, holder: Holder | None = None) -> None:
+        """Sees to it that one more session can be opened. Raises `Refusal`."""
+        while len(self._sessions) + len(self.prefixes) >= self._max_sessions:
+            if not self.make_room(holder=holder):
                 raise Refusal(
                     RefusalKind.OVER_BUDGET,
                     f"{self._max_sessions} sessions are open and none is idle; come back later",
                     1000,
                 )
-        opened = Session(envelope.session, envelope.epoch, self._slots.kv_open(), self._clock())
-        self._sessions[opened.id] = opened
-        return opened
+
+    def _source(self, name: str, length: int) -> Session:
+        source = self._sessions.get(name)
+        if source is None or source.length < length:
+            raise Refusal(
+                RefusalKind.CACHE_MISS,
+                f"session {name} has {source.length if source else 0} tokens here, {length} were to be "
+                "shared; replay from token zero",
+            )
+        return source
+
+    def _begin_with(self, holder: Holder | None, length: int) -> int | None:
+        """A slot that begins with what a holder has; None when there is no room even for that."""
+        while holder is not None:
+            try:
+                return self._slots.kv_fork(holder.slot, length)
+            except EngineError:
+                if not self.make_room(holder=holder):
+                    return None
+        return self._slots.kv_open()
 
     def _fork(self, session: Session, length: int) -> int:
         while True:
             try:
                 return self._slots.kv_fork(session.slot, length)
             except Exception as error:
-                if not self.evict_idle(session.id):
+                if not self.make_room(session.id):
                     raise Refusal(
                         RefusalKind.OVER_BUDGET, f"a repeated step cannot be computed again: {error}", 1000
                     ) from error
@@ -318,15 +338,22 @@ class Sessions:
         if admitted.forked:
             self._slots.kv_close(admitted.slot)
         if session.ended:
-            self._slots.kv_close(session.slot)
+            self._leave_behind(session)
 
     def _close(self, session: Session) -> None:
         self._forget_answers(session)
         del self._sessions[session.id]
         session.ended = True
+        self.prefixes.forget(session)
         if self.on_close is not None:
             self.on_close(session)
         if not session.busy:
+            self._leave_behind(session)
+
+    def _leave_behind(self, session: Session) -> None:
+        if session.kept:
+            self.prefixes.keep(session.slot, session.length, session.kept)
+        else:
             self._slots.kv_close(session.slot)
 
     def _forget_answers(self, session: Session) -> None:

@@ -31,6 +31,7 @@ class StationSettings(StationMemory):
     max_queue: int
     session_ttl: int
     session_idle: int
+    max_prefixes: int
     use_warden: bool
 
     @property
@@ -56,6 +57,7 @@ class StationSettings(StationMemory):
             max_queue=env.integer("MAX_QUEUE", 1, 100_000, 256),
             session_ttl=env.integer("SESSION_TTL_SECONDS", 1, 1_000_000, 600),
             session_idle=env.integer("SESSION_IDLE_SECONDS", 0, 1_000_000, 30),
+            max_prefixes=env.integer("MAX_PREFIXES", 0, 4096, 16),
             use_warden=env.choice("USE_LAYER_WARDEN", ("on", "off"), "on") == "on",
         )
         if settings.start_layer >= settings.end_layer:

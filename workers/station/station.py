@@ -139,6 +139,7 @@ class Station:
             ttl=settings.session_ttl,
             idle=settings.session_idle,
             answer_bytes=settings.answer_bytes,
+            max_prefixes=settings.max_prefixes,
             held=held,
         )
         return cls(settings, knot, engine, weights, sessions, budget)
@@ -164,6 +165,16 @@ class Station:
     def layers(self) -> tuple[int, int]:
         """The layers it owns, [start, end)."""
         return self.settings.start_layer, self.settings.end_layer
+
+    def kept_pages(self) -> int:
+        """Pages of keys and values that no session needs and that are kept for sessions to come."""
+        return len(
+            {
+                self.engine.kv_page_at(kept.slot, index)
+                for kept in self.sessions.prefixes.kept()
+                for index in range(kept.length // KV_PAGE_TOKENS)
+            }
+        )
 
     async def run(self, batch: Sequence[ForwardWork]) -> list[Part | Exception]:
         """Runs a batch; each piece of work is answered by its part of a frame or by a `Refusal`."""
@@ -286,8 +297,8 @@ class Station:
         return parts
 
     def _make_room(self, session: str, pages: int) -> None:
-        """Ends idle sessions other than `session` until so many pages are free."""
-        while self.engine.kv_free_pages() < pages and self.sessions.evict_idle(session):
+        """Gives up kept prefixes, then idle sessions other than `session`, until so many pages are free."""
+        while self.engine.kv_free_pages() < pages and self.sessions.make_room(session):
             pass
 
 

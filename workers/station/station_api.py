@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from engine.client import KV_PAGE_TOKENS
 from engine.fit import FRAMES_IN
 from engine.host import ABI_VERSION
 from near import NearSource
@@ -26,7 +27,7 @@ from protocol.serving import (
     not_found,
     refused,
 )
-from protocol.steps import Envelope, ForwardStep, Phase, Rows, forward_step
+from protocol.steps import DIGEST_BYTES, Envelope, ForwardStep, Phase, Rows, forward_step
 from station import ForwardWork, Station
 
 CURL_SESSION = "curl"
@@ -90,8 +91,11 @@ class StationApi:
         step = forward_step(part.envelope)
         station = self.station
         step.envelope.check(station.knot.header.fingerprint, station.layers)
-        if step.phase in (Phase.RELEASE, Phase.CANCEL):
-            ended = station.sessions.end(step.envelope.session, step.envelope.epoch)
+        if step.phase is Phase.OPEN:
+            return Part({"status": "ok", "cache_length": station.sessions.begin(step, _digests(part))})
+        if not step.phase.has_rows:
+            kept = _digests(part) if step.phase is Phase.RELEASE else ()
+            ended = station.sessions.end(step.envelope.session, step.envelope.epoch, kept)
             return Part({"status": "ok", "cache_length": 0, "ended": ended})
         hidden = part.tensor("hidden", "f32", 2)
         expected = (step.count, station.knot.header.config.hidden_size)
@@ -144,6 +148,8 @@ class StationApi:
             "max_rows": station.max_rows,
             "residency": station.settings.residency,
             "resident": station.weights.arena.whole,
+            "kv_tokens": station.engine.engine_memory().kv_pages * KV_PAGE_TOKENS,
+            "kv_type": station.settings.kv_type,
         }
 
     def memory(self) -> dict[str, Any]:
@@ -157,6 +163,7 @@ class StationApi:
             "kv_page_bytes": engine.kv_page_bytes(),
             "pinned_bytes": self.station.weights.arena.pinned_bytes,
             "sessions": self.station.sessions.lengths(),
+            "kept_pages": self.station.kept_pages(),
             "answers_bytes": self.station.sessions.remembered_bytes,
         }
 
@@ -170,5 +177,17 @@ class StationApi:
             "batches": asdict(self.loop.load),
             "reads": asdict(self.station.weights.reads),
             "sources": asdict(self._source.counts),
+            "prefixes": asdict(self.station.sessions.prefixes.counts),
             "saved": None if self.station.saved is None else asdict(self.station.saved.counts),
         }
+
+
+def _digests(part: Part) -> tuple[bytes, ...]:
+    """The digests that a step carries; none when it carries none. Raises `BadFrame`."""
+    if "digests" not in part.tensors:
+        return ()
+    tensor = part.tensor("digests", "u8", 2)
+    count, size = tensor.shape
+    if size != DIGEST_BYTES:
+        raise BadFrame(f"digests are {list(tensor.shape)}, expected {[count, DIGEST_BYTES]}")
+    return tuple(bytes(tensor.data[at : at + size]) for at in range(0, count * size, size))
