@@ -36,7 +36,7 @@ const DOOR = `
 `;
 
 /** What the inspector says of every Worker's heap: the one view of its JavaScript memory from outside. */
-async function heaps(given) {
+async function heaps(given, collect) {
   const found = {};
   const targets = await (await fetch(`http://127.0.0.1:${given.inspector_port}/json`)).json();
   for (const { name } of given.workers) {
@@ -52,6 +52,7 @@ async function heaps(given) {
         const message = JSON.parse(data);
         if (message.id === 1) resolve(message.result ?? message.error);
       };
+      if (collect) socket.send(JSON.stringify({ id: 0, method: "HeapProfiler.collectGarbage" }));
       socket.send(JSON.stringify({ id: 1, method: "Runtime.getHeapUsage" }));
     });
     socket.close();
@@ -118,7 +119,8 @@ async function main() {
     for (;;) {
       const line = await lines.next();
       if (line.done) break;
-      if (line.value === "heap") say({ event: "heap", workers: await heaps(given) });
+      if (line.value === "heap") say({ event: "heap", workers: await heaps(given, false) });
+      if (line.value === "live") say({ event: "live", workers: await heaps(given, true) });
     }
   } catch (error) {
     say({ event: "failed", error: String(error?.stack ?? error) });

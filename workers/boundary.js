@@ -3,6 +3,8 @@
 // Weights go from a stream into WebAssembly memory through one recycled buffer, by BYOB reads: one copy, and no
 // garbage on the way. Everything else here saves the Python side from making JavaScript values piece by piece.
 
+import { waitUntil } from "cloudflare:workers";
+
 import pipeline from "./pipeline.wasm";
 import relaxed from "./pipeline-relaxed.wasm";
 
@@ -61,8 +63,9 @@ export class Wasm {
 
 /** A body on its way in, read once and in order. */
 export class Inflow {
-  constructor(stream) {
+  constructor(stream, length) {
     this.stream = stream;
+    this.left = length;
     this.reader = null;
     this.remote = null;
   }
@@ -105,6 +108,7 @@ export class Inflow {
         if (value && value.byteLength) {
           take(value, done);
           done += value.byteLength;
+          this.left -= value.byteLength;
         }
         if (ended) break;
       }
@@ -123,6 +127,9 @@ export class Inflow {
         const { owner, number } = this.remote;
         this.remote = null;
         await owner.close(number);
+      } else if (this.reader && this.left === 0) {
+        // Whoever sends it waits for its end to be seen; cancelling would leave them waiting.
+        await this.reader.read(new Uint8Array(1));
       } else if (this.reader) await this.reader.cancel();
       else if (stream) await stream.cancel();
     } catch {
@@ -272,86 +279,52 @@ export function respond(status, headers, body) {
 }
 
 /**
- * A body made of pieces that are asked for as they are taken. `next` promises an array that is nobody else's, a
- * stream to be passed on, or null at the end; `stop` is called once, when it is over or nobody wants more.
+ * A body made of pieces. `next` promises an array that is nobody else's, kept bytes, a stream to be passed on, or
+ * nothing at the end; `stop` is called once, when it is over or nobody wants more.
+ *
+ * The pipe is native: what is kept is sent from where it lies, and streams pass without a JavaScript object a piece.
  */
-export function pulled(next, stop, length) {
-  let over = false;
-  let inner = null;
+export function pumped(next, stop, length) {
+  const { readable, writable } = length >= 0 ? new FixedLengthStream(length) : new IdentityTransformStream();
+  waitUntil(pump(writable, next, stop));
+  return readable;
+}
+
+async function pump(writable, next, stop) {
+  let writer = null;
   let part = null;
-  const finish = () => {
-    if (over) return;
-    over = true;
-    return stop();
-  };
-  return new ReadableStream({
-    type: "bytes",
-    autoAllocateChunkSize: PIECE,
-    ...(length >= 0 ? { expectedLength: length } : {}),
-    async pull(controller) {
-      try {
-        for (;;) {
-          if (inner) {
-            const request = controller.byobRequest;
-            const size = Math.min(PIECE, request ? request.view.byteLength : PIECE);
-            const { value, done } = await inner.read(new Uint8Array(size));
-            if (value && value.byteLength) {
-              if (request) {
-                request.view.set(value);
-                request.respond(value.byteLength);
-              } else controller.enqueue(value);
-              return;
-            }
-            if (!done) continue;
-            inner = null;
-          }
-          if (part) {
-            const request = controller.byobRequest;
-            const view = part.next(Math.min(PIECE, request ? request.view.byteLength : PIECE));
-            if (view) {
-              if (request) {
-                request.view.set(view);
-                request.respond(view.byteLength);
-              } else controller.enqueue(view.slice());
-              return;
-            }
-            part = null;
-          }
-          const piece = await next();
-          if (piece === null || piece === undefined) {
-            await finish();
-            controller.close();
-            controller.byobRequest?.respond(0);
-            return;
-          }
-          if (piece instanceof Part) {
-            part = piece;
-            continue;
-          }
-          if (piece instanceof ReadableStream) {
-            inner = piece.getReader({ mode: "byob" });
-            continue;
-          }
-          if (piece.byteLength) {
-            controller.enqueue(piece);
-            return;
-          }
-        }
-      } catch (error) {
-        part?.close();
-        await finish();
-        controller.error(error);
+  try {
+    for (;;) {
+      const piece = await next();
+      if (piece === null || piece === undefined) break;
+      if (piece instanceof ReadableStream) {
+        writer?.releaseLock();
+        writer = null;
+        await piece.pipeTo(writable, { preventClose: true });
+        continue;
       }
-    },
-    async cancel() {
-      try {
-        part?.close();
-        if (inner) await inner.cancel();
-      } finally {
-        await finish();
+      writer ??= writable.getWriter();
+      if (!(piece instanceof Part)) {
+        if (piece.byteLength) await writer.write(piece);
+        continue;
       }
-    },
-  });
+      part = piece;
+      for (let view = part.next(PIECE); view; view = part.next(PIECE)) await writer.write(view);
+      part = null;
+    }
+    writer ??= writable.getWriter();
+    await writer.close();
+  } catch (error) {
+    // Whoever read it has gone, or a piece could not be had: either way the other side notices.
+    part?.close();
+    try {
+      await (writer ?? writable.getWriter()).abort(error);
+    } catch {
+      // It is broken already.
+    }
+  } finally {
+    await stop();
+  }
 }
 
 /** A request to a Worker or an object, with a way to give it up. */

@@ -83,7 +83,7 @@ def response_of(reply: Reply) -> Response:
         length = cast(Any, body).length if hasattr(body, "pour") else -1
         if length >= 0:
             headers[LENGTH_HEADER] = str(length)
-        sent = _pulled(_parts(cast(Any, body)), length)
+        sent = _pumped(_parts(cast(Any, body)), length)
     return Response(_js().respond(reply.status, json.dumps(headers), sent))
 
 
@@ -115,7 +115,7 @@ async def _pieces(inflow: Inflow) -> AsyncIterator[bytes]:
         await inflow.cancel()
 
 
-def _pulled(parts: AsyncIterator[Any], length: int) -> Any:
+def _pumped(parts: AsyncIterator[Any], length: int) -> Any:
     """A JavaScript stream that asks `parts`; they are closed when it ends or nobody wants more."""
     proxies: list[Any] = []
 
@@ -134,7 +134,7 @@ def _pulled(parts: AsyncIterator[Any], length: int) -> Any:
         asyncio.get_running_loop().call_later(0.05, lambda: [proxy.destroy() for proxy in proxies])
 
     proxies += [create_proxy(following), create_proxy(close)]
-    return _js().pulled(proxies[0], proxies[1], length)
+    return _js().pumped(proxies[0], proxies[1], length)
 
 
 async def forward(request: Request, binding: Any, name: str | None = None) -> Response:
@@ -454,7 +454,7 @@ class _StreamInflow:
     """A body that comes in; its bytes go straight into the engine."""
 
     def __init__(self, stream: Any, length: int) -> None:
-        self._inflow = _js().Inflow.new(stream)
+        self._inflow = _js().Inflow.new(stream, length)
         self.length = length
 
     async def pour(self, host: Any, offset: int, length: int) -> None:
