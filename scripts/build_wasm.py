@@ -184,7 +184,12 @@ def build(force: bool = False, wanted: str = "auto") -> dict[str, Path]:
     """Builds every module that is out of date; returns name → path."""
     outputs = {name: OUT / f"{name}.wasm" for name in MODULES}
     stamp, current = OUT / "pipeline.stamp", fingerprint()
-    if not force and stamp.exists() and stamp.read_text() == current and all(p.exists() for p in outputs.values()):
+    if (
+        not force
+        and stamp.exists()
+        and stamp.read_text() == current
+        and all(p.exists() for p in outputs.values())
+    ):
         return outputs
     chosen = toolchain(wanted)
     work = ROOT / "target" / f"wasm-{chosen.name.split()[0].lower()}"

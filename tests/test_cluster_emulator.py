@@ -97,7 +97,8 @@ async def nothing_left(local: LocalCluster) -> None:
     for station in ("entry", "exit"):
         memory = await stats(local, station, "/memory")
         assert memory["sessions"] == {}
-        assert memory["engine"]["kv_free_pages"] == memory["engine"]["kv_pages"]
+        # What is kept for sessions to come is given up whenever room is wanted.
+        assert memory["engine"]["kv_free_pages"] + memory["kept_pages"] == memory["engine"]["kv_pages"]
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -194,7 +195,7 @@ class LostEmbeddings(Faults):
 
     def __init__(self, shard: int, calls: int) -> None:
         super().__init__(0, {})
-        self._site = f"gateway>shard-{shard}.Default"
+        self._site = f"gateway>shard-{shard}.ShardObject/shard"
         self._lost = range(1, 1 + calls)
         self._seen = 0
 
@@ -221,7 +222,7 @@ def test_a_shard_that_is_lost_while_a_prompt_is_embedded_is_never_silently_wrong
             own = sum(start <= token < end for token in PROMPT)
             answer = await complete(local, on_shard_failure=on_failure, max_tokens=1)
             if not own:
-                # The lost calls were those for logits: a missing slice is an error, however often it is asked.
+                # The lost calls were those for logits, and a missing slice is an error.
                 assert answer.get("ids") == expected[:1] or answer["error"]["code"] == "lost"
             elif on_failure == "refuse":
                 assert answer["error"]["code"] == "lost"

@@ -48,9 +48,10 @@ def test_the_goldens_of_a_half_billion_model_pass_with_two_stations_and_eight_sh
                 script = heap["totalSize"] + heap.get("embedderHeapUsedSize", 0)
                 stores = heap["backingStorageSize"]
                 peak = max(stores, inside.get("buffers_peak", 0))
+                together = (python + wasm + script + peak) / 1e6
                 print(
                     f"{worker}: python {python / 1e6:.1f} MB, wasm {wasm / 1e6:.1f}, JavaScript "
-                    f"{script / 1e6:.1f}, buffers {stores / 1e6:.1f}, together {(python + wasm + script + peak) / 1e6:.1f}"
+                    f"{script / 1e6:.1f}, buffers {stores / 1e6:.1f}, together {together:.1f}"
                 )
                 assert python + wasm + script + peak < ISOLATE_BYTES, worker
     finally:
