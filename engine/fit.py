@@ -38,6 +38,12 @@ EMBED_BYTES: Final = 2 * MIB
 # Rows that are embedded are there by id, together, in a frame, and as KV or the engine gave them.
 ROWS_EMBEDDED: Final = 4
 
+# Of a piece of a prompt a gateway has at once: rows, the frame that they go in, the answer, and its rows.
+PIECE_COPIES: Final = 4
+# Embedded rows of a prompt that a gateway has besides the pieces that are under way, together and cut.
+PROMPT_BYTES: Final = 2 * MIB
+PROMPT_COPIES: Final = 2
+
 KV_TYPES: Final = {"f32": KvType.F32, "f16": KvType.F16, "q8_0": KvType.Q8_0}
 # (elements, bytes) of a block of keys or values.
 _KV_BLOCKS: Final = {KvType.F32: (1, 4), KvType.F16: (1, 2), KvType.Q8_0: (32, 34)}
@@ -48,6 +54,8 @@ FRAMES_SENT: Final = "frames sent"
 ANSWERS: Final = "answers"
 SAVING: Final = "pages being saved"
 ENGINE: Final = "engine"
+PROMPTS: Final = "prompts"
+PIECES: Final = "pieces under way"
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +291,33 @@ def embed_bytes(model: ModelConfig, rows: int) -> int:
 def most_embedded(budget: Budget, model: ModelConfig, most: int) -> int:
     """Rows that a shard can embed in one step when nothing else is going on."""
     return _most(most, lambda rows: budget.fits(FRAMES_OUT, embed_bytes(model, rows)))
+
+
+def take_prompt(budget: Budget, row: int, rows: int, wanted: int) -> int:
+    """Takes what a prompt needs that goes through in pieces of `rows` rows of `row` bytes.
+
+    Returns how many pieces may be under way at once, at most `wanted`; 0, and nothing is taken, when there is
+    no room for one. `give_prompt` returns it.
+    """
+    if not budget.take(PROMPTS, prompt_bytes(row, rows)):
+        return 0
+    size, found = PIECE_COPIES * row * rows, 0
+    while found < wanted and budget.take(PIECES, size):
+        found += 1
+    if not found:
+        budget.give(PROMPTS, prompt_bytes(row, rows))
+    return found
+
+
+def give_prompt(budget: Budget, row: int, rows: int, pieces: int) -> None:
+    """Returns what `take_prompt` took."""
+    budget.give(PROMPTS, prompt_bytes(row, rows))
+    budget.give(PIECES, PIECE_COPIES * row * rows * pieces)
+
+
+def prompt_bytes(row: int, rows: int) -> int:
+    """Bytes of embedded rows that are waiting to be under way."""
+    return PROMPT_COPIES * max(PROMPT_BYTES, row * rows)
 
 
 def _most(most: int, fits: Callable[[int], bool]) -> int:

@@ -57,6 +57,44 @@ def even_topology(model: ModelConfig, stations: int, shards: int) -> Topology:
     return Topology(split(model.num_layers, stations), split(model.vocab_size, shards))
 
 
+def topology_of(model: ModelConfig, stations: str, shards: str) -> Topology:
+    """The topology that two texts name: a number of even ranges, or ranges such as `0-10,10-28`.
+
+    Raises `ConfigError` that says what would do.
+    """
+    return Topology(
+        _ranges_of("stations", stations, "layers", model.num_layers),
+        _ranges_of("shards", shards, "ids", model.vocab_size),
+    )
+
+
+def _ranges_of(parts: str, text: str, things: str, total: int) -> tuple[tuple[int, int], ...]:
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        if not 1 <= int(text) <= total:
+            raise ConfigError(f"{text} {parts} cannot share {total} {things}; take from 1 to {total}")
+        return split(total, int(text))
+    found: list[tuple[int, int]] = []
+    for piece in text.split(","):
+        start, _, end = piece.strip().partition("-")
+        last = found[-1][1] if found else 0
+        if not (start.isascii() and start.isdigit() and end.isascii() and end.isdigit()) or len(end) > 9:
+            raise ConfigError(
+                f"--{parts} is {text[:200]!r}; take a number of {parts}, or ranges of {things} such as "
+                f"0-{total // 2},{total // 2}-{total}"
+            )
+        if int(start) != last or int(end) <= last:
+            raise ConfigError(
+                f"--{parts} has {piece.strip()[:40]!r} where a range from {last} on was expected, such as "
+                f"{last}-{total}: ranges begin at 0 and meet end to end"
+            )
+        found.append((int(start), int(end)))
+    if found[-1][1] != total:
+        raise ConfigError(
+            f"--{parts} ends at {found[-1][1]}, but the model has {total} {things}; end it there"
+        )
+    return tuple(found)
+
+
 def split(total: int, parts: int) -> tuple[tuple[int, int], ...]:
     """[0, total) in `parts` ranges whose sizes differ by one at most, larger ones last."""
     edges = [total * i // parts for i in range(parts + 1)]
@@ -130,11 +168,12 @@ def cluster_workers(
                 "SHARD_RANGES": ranges(topology.shards),
             },
             bucket,
-            services={
-                **{f"STATION_{i}": name for i, name in enumerate(stations)},
-                **{f"SHARD_{i}": name for i, name in enumerate(shards)},
+            # Their objects, not their Workers: calls of objects do not count as invocations of Workers.
+            objects={
+                "SESSIONS": ObjectBinding("SessionObject"),
+                **{f"STATION_{i}": ObjectBinding("StationObject", name) for i, name in enumerate(stations)},
+                **{f"SHARD_{i}": ObjectBinding("ShardObject", name) for i, name in enumerate(shards)},
             },
-            objects={"SESSIONS": ObjectBinding("SessionObject")},
         ),
     ]
     return specs

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
 
 from engine.blocks import Arena, Rows, Unit, largest_block, phase_units, total_bytes, unit, unit_names
-from engine.budget import Budget, engine_memory
+from engine.budget import Budget, OverBudgetError, engine_memory
 from engine.client import KV_PAGE_TOKENS, ShardEngine, StationEngine
 from engine.fit import (
     ENGINE,
@@ -19,13 +18,10 @@ from engine.fit import (
     kv_page_bytes,
     most_embedded,
     shard_desk,
+    take_prompt,
 )
 from knot.header import PHASES, KnotHeader, TensorInfo
 from knot.plan.reads import PassReads, Reads, pass_reads, shard_boot, station_boot
-
-# What a gateway holds of prompts on their way, and of one piece in each form that it takes.
-PIECE_COPIES: Final = 4
-PROMPT_BYTES: Final = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +148,10 @@ def plan_gateway(header: KnotHeader, stations: int, piece: int) -> dict[str, int
     tokenizer = header.tokenizer
     # The engine copies the vocabulary out of the arena into tables of about the same size.
     budget.set_aside(ENGINE, engine_memory(2 * tokenizer.length if tokenizer else 0), python=False)
-    budget.set_aside("prompt", 2 * max(PROMPT_BYTES, piece * row))
-    budget.set_aside("pieces under way", (stations + 1) * PIECE_COPIES * piece * row)
+    if not take_prompt(budget, row, piece, stations + 1):
+        raise OverBudgetError(
+            f"a piece of {piece} rows does not fit the gateway ({budget}): lower MAX_BATCH_ROWS"
+        )
     return budget.table()
 
 

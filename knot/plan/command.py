@@ -1,0 +1,157 @@
+"""`knot plan`: what a model needs, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from engine.blocks import RESIDENCIES
+from engine.budget import OverBudgetError
+from engine.fit import KV_TYPES
+from knot.errors import ConfigError, KnotError, OutputError
+from protocol.settings import SettingsError
+
+if TYPE_CHECKING:
+    from knot.cli import Commands
+    from knot.header import KnotHeader
+    from knot.plan.report import Report, Wish
+    from knot.topology import Topology
+
+PICTURES: Final = (".png", ".svg")
+
+
+class PlanError(KnotError):
+    """A cluster that cannot be; the sentence has the figures, and what would work."""
+
+
+def add_commands(commands: Commands) -> None:
+    """Adds `plan` to the command line."""
+    parser = commands.add_parser("plan", help="what a model needs: topology, memory, reads, speed, cost")
+    parser.add_argument("model", help="a knot, a GGUF, or the beginning of a GGUF with its header")
+    parser.add_argument("--stations", help="a number, or ranges of layers such as 0-10,10-28; searched for")
+    parser.add_argument("--shards", help="a number, or ranges of ids; searched for")
+    parser.add_argument("--residency", choices=RESIDENCIES, default="pinned-prefix")
+    parser.add_argument("--context", type=int, default=1024, help="tokens in all sessions together (1024)")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt reckoned with (512)")
+    parser.add_argument("--kv", choices=tuple(KV_TYPES), default="f32", help="how keys and values are kept")
+    parser.add_argument("--sessions", type=int, default=8, help="sessions that share a pass, in one cost (8)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a Worker's variable"
+    )
+    parser.add_argument("--rates", type=Path, help="a file of measured rates instead of the project's")
+    parser.add_argument("--prices", type=Path, help="a file of prices instead of the project's")
+    parser.add_argument("--picture", action="append", default=[], type=Path, help="a PNG or SVG to draw")
+    parser.add_argument("--write-wrangler", type=Path, metavar="FILE", help="wrangler's configuration for it")
+    parser.add_argument("--knot-key", help="the knot's name in the bucket; the model's name unless given")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
+    parser.set_defaults(command=plan_command)
+
+
+def plan_command(arguments: argparse.Namespace) -> int:
+    """`knot plan`."""
+    from knot.plan.figures import prices, rates
+    from knot.plan.report import as_json, make_report
+    from knot.plan.source import model_header
+    from knot.plan.table import as_text
+
+    for picture in arguments.picture:
+        if picture.suffix not in PICTURES:
+            raise OutputError(f"--picture is {picture}; name a file that ends in {' or '.join(PICTURES)}")
+    header = model_header(arguments.model)
+    wish = _wish(arguments, header)
+    topology = _topology(arguments, header, wish)
+    try:
+        report = make_report(header, topology, wish, rates(arguments.rates), prices(arguments.prices))
+    except SettingsError as error:
+        raise PlanError(f"--set: {error}") from None
+    except OverBudgetError as error:
+        raise PlanError(f"{error}. {_would_work(header, wish)}") from None
+    print(as_text(report))
+    if arguments.picture:
+        from knot.plan.picture import draw
+
+        for picture in arguments.picture:
+            draw(report, picture)
+            print(f"drawn: {picture}")
+    if arguments.write_wrangler:
+        _write_wrangler(report, arguments.write_wrangler, arguments.knot_key or _key(arguments.model))
+    if arguments.json:
+        print(json.dumps(as_json(report)))
+    return 0
+
+
+def _wish(arguments: argparse.Namespace, header: KnotHeader) -> Wish:
+    from knot.plan.report import Wish
+
+    for name in ("context", "prompt", "sessions"):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name} is {getattr(arguments, name)}, expected at least 1")
+    longest = header.config.context_length
+    if arguments.prompt >= min(arguments.context, longest):
+        raise ConfigError(
+            f"--prompt is {arguments.prompt}, which leaves no token of --context {arguments.context} (the "
+            f"model has at most {longest}): take a shorter prompt or more context"
+        )
+    variables: dict[str, str] = {}
+    for entry in arguments.set:
+        name, equals, value = entry.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--set is {entry!r}, expected NAME=VALUE, such as BLOCK_BYTES=2097152")
+        variables[name] = value
+    for name, option in (("RESIDENCY", "--residency"), ("KV_TYPE", "--kv")):
+        if name in variables:
+            raise ConfigError(f"{name} has an option of its own: {option}")
+    return Wish(
+        arguments.residency, arguments.context, arguments.prompt, arguments.kv, arguments.sessions, variables
+    )
+
+
+def _topology(arguments: argparse.Namespace, header: KnotHeader, wish: Wish) -> Topology:
+    from knot.plan.report import smallest_topology
+    from knot.topology import Topology, topology_of
+
+    stations, shards = arguments.stations, arguments.shards
+    # What is given is checked before anything is searched for.
+    given = topology_of(header.config, stations or "1", shards or "1")
+    if stations and shards:
+        return given
+    try:
+        found = smallest_topology(header, wish, wish.residency)
+    except SettingsError as error:
+        raise PlanError(f"--set: {error}") from None
+    except OverBudgetError as error:
+        if wish.residency != "resident":
+            raise PlanError(str(error)) from None
+        raise PlanError(f"{error}. {_would_work(header, wish)}") from None
+    return Topology(given.stations if stations else found.stations, given.shards if shards else found.shards)
+
+
+def _would_work(header: KnotHeader, wish: Wish) -> str:
+    """What to ask for instead."""
+    from knot.plan.report import smallest_topology
+    from knot.plan.table import search_line
+
+    lines: list[str] = []
+    for residency in dict.fromkeys((wish.residency, "pinned-prefix")):
+        try:
+            found = smallest_topology(header, wish, residency)
+        except OverBudgetError:
+            continue
+        lines.append(f"--residency {residency} {search_line(found)}")
+    return f"What would work: {'; or '.join(lines)}" if lines else "Plan for fewer tokens (--context)"
+
+
+def _write_wrangler(report: Report, path: Path, key: str) -> None:
+    from knot.topology import workers
+    from knot.wrangler_file import render
+
+    plan = report.plan
+    specs = workers(plan.header.config, plan.topology, key, plan.variables)
+    path.write_text(render(specs, "knot plan"), encoding="utf-8")
+    print(f"written: {path}, an environment for each of {len(specs)} Workers")
+
+
+def _key(model: str) -> str:
+    return f"{Path(model).stem}.knot"
