@@ -195,7 +195,7 @@ class LostEmbeddings(Faults):
 
     def __init__(self, shard: int, calls: int) -> None:
         super().__init__(0, {})
-        self._site = f"gateway>shard-{shard}.ShardObject/shard"
+        self._site = f"gateway>shard-{shard}.Default"
         self._lost = range(1, 1 + calls)
         self._seen = 0
 

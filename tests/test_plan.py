@@ -356,7 +356,7 @@ def test_the_table_names_every_kind_of_part_and_both_searches(
     for words in (
         "14 stations (0-2,2-4,4-6, … 26-28), 1 shards, pinned-prefix",
         "1,040 tokens in all sessions together",
-        "and 11 parts of the same sizes or smaller",
+        "and 12 parts of the same sizes or smaller",
         "ffn_down     28",
         "a prompt of 512 tokens: 4 pieces of at most 128 rows, so the layers' weights are read 4 times",
         "the smallest topology that fits: --stations 2 --shards 1",
