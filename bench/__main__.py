@@ -2,7 +2,8 @@
 
 A measurement is a module of this package with `SUMMARY`, `add_arguments(parser)` and `run(arguments)`, which
 returns a JSON object. Figures are medians, and ratios are taken in one run; tables go to stderr while it
-runs, the object is the last line of stdout.
+runs, the object is the last line of stdout. A module that has `QUICK`, a list of arguments, has a part in
+`python -m bench all` too, which fits a coffee break.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Measurement:
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], dict[str, Any]]
+    quick: Sequence[str] | None
 
 
 def measurements() -> list[Measurement]:
@@ -37,24 +39,31 @@ def measurements() -> list[Measurement]:
             continue
         module = cast(Any, importlib.import_module(f"bench.{info.name}"))
         if hasattr(module, "SUMMARY"):
-            found.append(Measurement(info.name, module.SUMMARY, module.add_arguments, module.run))
+            quick = getattr(module, "QUICK", None)
+            found.append(Measurement(info.name, module.SUMMARY, module.add_arguments, module.run, quick))
     return found
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs one measurement; returns the exit status."""
+    """Runs one measurement, or the quick form of all; returns the exit status."""
     parser = argparse.ArgumentParser(
         "python -m bench", description="Measurements: ratios taken in one run, one JSON object last."
     )
     names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    runs: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {}
-    for one in measurements():
+    named = {one.name: one for one in measurements()}
+    for one in named.values():
         own = names.add_parser(one.name, help=one.summary, description=one.summary)
         own.add_argument("--json", action="store_true", help="the object alone, without tables")
         one.add_arguments(own)
-        runs[one.name] = one.run
+    names.add_parser("all", help="the quick form of each that has one")
     arguments = parser.parse_args(words)
-    found = runs[arguments.name](arguments)
+    if arguments.name == "all":
+        found: dict[str, Any] = {}
+        for one in named.values():
+            if one.quick is not None:
+                found[one.name] = one.run(parser.parse_args([one.name, *one.quick]))
+    else:
+        found = named[arguments.name].run(arguments)
     sys.stderr.flush()
     print(json.dumps({"bench": arguments.name, **found}), flush=True)
     return 0

@@ -19,6 +19,7 @@ from bench._oracles import F64, encode, engine_logits, exact, model_file
 from bench._tables import say, table
 
 SUMMARY: Final = "max |Δlogit| and KL at every position against exact arithmetic, beside llama.cpp"
+QUICK: Final = ("smol", "--prompts", "1")
 PROMPTS: Final = (
     "The capital of France is Paris, and that of Italy is",
     "def fibonacci(n):\n    if n < 2:\n        return",
@@ -53,7 +54,8 @@ def measure(key: str, host: str, texts: Sequence[str], *, quiet: bool = False) -
     say(f"{key}: ours ({host})")
     ours = [log_softmax(logits) for logits in engine_logits(path, host, prompts)]
     say(f"{key}: llama.cpp")
-    theirs = llama_cpp(path, prompts, truth[0].shape[1])
+    # Normalised once more: what arrives is rounded to f32, and KL would see it.
+    theirs = [log_softmax(logits) for logits in llama_cpp(path, prompts, truth[0].shape[1])]
     rows = [
         (position, token, differences(right, own), differences(right, other))
         for prompt, *logits in zip(prompts, truth, ours, theirs, strict=True)
