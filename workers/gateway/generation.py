@@ -41,8 +41,8 @@ RETRY = frozenset((RefusalKind.LOST, RefusalKind.UNAVAILABLE, RefusalKind.BUSY, 
 class Route:
     """An ordered list of hops that covers the layers once, and the shards that cover the vocabulary.
 
-    `max_rows` is what every station takes in one step, `max_tokens` what every shard embeds in one; `resident`
-    says whether all weights stay in memory.
+    `max_rows` is what every station takes in one step, `max_tokens` what every shard embeds in one; with
+    `resident` all weights stay in memory.
     """
 
     model: str
