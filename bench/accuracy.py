@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import httpx
 import numpy as np
@@ -105,7 +105,8 @@ def llama_cpp(path: Path, prompts: Sequence[Sequence[int]], vocab: int) -> list[
 
     NaN where its most likely token is a part of a character: then it answers without probabilities.
     """
-    xllamacpp = cast(Any, __import__("xllamacpp"))
+    import xllamacpp
+
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(path)
     parameters.n_ctx = 256
