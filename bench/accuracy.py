@@ -8,6 +8,7 @@ elsewhere. llama.cpp runs on one thread without flash attention, and is asked fo
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -105,7 +106,7 @@ def llama_cpp(path: Path, prompts: Sequence[Sequence[int]], vocab: int) -> list[
 
     NaN where its most likely token is a part of a character: then it answers without probabilities.
     """
-    import xllamacpp
+    xllamacpp: Any = importlib.import_module("xllamacpp")
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(path)
