@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from durable_objects.budget import IsolateBudget
@@ -38,6 +39,8 @@ class LayerCache:
         self._policy = policy
         self._budget = budget
         self._tensors: OrderedDict[str, Held] = OrderedDict()
+        self._reserved: dict[int, int] = {}
+        self._tickets = count(1)
         self.counts = CacheCounts()
 
     def __len__(self) -> int:
@@ -58,22 +61,38 @@ class LayerCache:
         self._tensors.move_to_end(name)
         return found
 
-    def reserve(self, name: str, size: int) -> bool:
-        """Whether a tensor of `size` bytes is to be kept; they are set aside until `put` or `release`."""
+    def reserve(self, name: str, size: int) -> int | None:
+        """Sets `size` bytes aside for a tensor that is to be kept; None when it is not.
+
+        What comes back names the reservation until `put` or `release`. `clear` may have ended it meanwhile:
+        an object that is aborted while a tensor is on its way to it can give nothing back itself.
+        """
         if self._policy == "lru":
             self._evict_for(size, keep=name)
-        return self._budget.take(size)
+        if not self._budget.take(size):
+            return None
+        ticket = next(self._tickets)
+        self._reserved[ticket] = size
+        return ticket
 
-    def put(self, name: str, data: Held) -> None:
-        """Keeps a tensor whose size was reserved."""
+    def put(self, ticket: int, name: str, data: Held) -> bool:
+        """Keeps a tensor whose size was reserved; False when the reservation has ended."""
+        if self._reserved.pop(ticket, None) is None:
+            return False
         if name in self._tensors:
             self._drop(name)
         self._tensors[name] = data
         self.counts.admitted += 1
+        return True
 
-    def release(self, size: int) -> None:
+    def release(self, ticket: int) -> None:
         """Gives up a reservation."""
-        self._budget.give(size)
+        self._budget.give(self._reserved.pop(ticket, 0))
+
+    def lose(self, name: str, data: Held) -> None:
+        """Forgets a tensor that did not arrive, unless another has taken its place."""
+        if self._tensors.get(name) is data:
+            self._drop(name)
 
     def invalidate(self, name: str) -> bool:
         """Forgets a tensor; whether it was there."""
@@ -84,9 +103,11 @@ class LayerCache:
         return True
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forgets everything, and ends all reservations."""
         for name in list(self._tensors):
             self._drop(name)
+        for ticket in list(self._reserved):
+            self.release(ticket)
 
     def _evict_for(self, size: int, keep: str) -> None:
         if size > self._budget.limit:

@@ -42,7 +42,9 @@ class LayerWarden(DurableObject):
         cache = LayerCache(settings.choice("WARDEN_POLICY", POLICIES, "pinned-prefix"), budget)
         budget.register(str(self.ctx.id), cache)
         bucket = boundary.blobs(self.env.KNOT_BUCKET)
-        return LayerWardenApi(cache, lambda key: BucketKnot.open(bucket, key), boundary.hold)
+        return LayerWardenApi(
+            cache, lambda key: BucketKnot.open(bucket, key), boundary.background(self.ctx), boundary.hold
+        )
 
 
 def isolate_budget(settings: Settings, budgets: dict[int, IsolateBudget]) -> IsolateBudget:

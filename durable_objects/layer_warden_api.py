@@ -20,7 +20,7 @@ from protocol.bodies import JoinedInflow, Piece, hold_bytes
 from protocol.calls import BYTES, Call, Inflow, Reply, ShortBody, json_reply
 from protocol.fields import BadField, json_fields
 from protocol.identity import Identity, WrongIdentity
-from protocol.ports import BlobChanged, BlobError, BlobFailed, Held, Hold
+from protocol.ports import Background, BlobChanged, BlobError, BlobFailed, Held, Hold
 from protocol.serving import bad_frame, not_found
 
 OpenKnot = Callable[[str], Awaitable[BucketKnot]]
@@ -29,10 +29,16 @@ ENDPOINTS = "POST /configure, /tensors and /invalidate/<name>, GET /tensor/<name
 
 
 class LayerWardenApi:
-    """One warden. `open_knot` opens a knot in the bucket by its key, `hold` keeps what a body brings."""
+    """One warden. `open_knot` opens a knot in the bucket by its key, `hold` keeps what a body brings.
 
-    def __init__(self, cache: LayerCache, open_knot: OpenKnot, hold: Hold = hold_bytes) -> None:
+    A tensor that is to be kept is given away while it arrives.
+    """
+
+    def __init__(
+        self, cache: LayerCache, open_knot: OpenKnot, background: Background, hold: Hold = hold_bytes
+    ) -> None:
         self.cache = cache
+        self._background = background
         self._open_knot = open_knot
         self._hold = hold
         self._identity: Identity | None = None
@@ -164,22 +170,34 @@ class LayerWardenApi:
         return Reply(200, joined, headers)
 
     async def _admit(self, knot: BucketKnot, tensor: TensorInfo) -> Held | None:
-        if not self.cache.reserve(tensor.name, tensor.length):
+        """Begins to keep a tensor; what has arrived of it can be had. None when it does not fit."""
+        ticket = self.cache.reserve(tensor.name, tensor.length)
+        if ticket is None:
             return None
         try:
             inflow = await knot.stream(tensor.offset, tensor.length)
-            try:
-                data = await self._hold(inflow, tensor.length)
-            finally:
-                await inflow.cancel()
         except BaseException:
-            self.cache.release(tensor.length)
+            self.cache.release(ticket)
             raise
-        if self._knot is knot:
-            self.cache.put(tensor.name, data)
-        else:  # the warden has forgotten whose tensors these are while this one was on its way
-            self.cache.release(tensor.length)
+        data, arrival = self._hold(inflow, tensor.length)
+        # The warden may have forgotten whose tensors these are before this one began.
+        if self._knot is not knot or not self.cache.put(ticket, tensor.name, data):
+            self.cache.release(ticket)
+        self._background(self._arrive(arrival, inflow, tensor.name, data))
         return data
+
+    async def _arrive(self, arrival: Awaitable[None], inflow: Inflow, name: str, data: Held) -> None:
+        """Goes on when whoever asked has left: the next one finds the tensor."""
+        try:
+            await arrival
+        except (ShortBody, BlobError):
+            # Whoever is reading it notices; nobody else shall.
+            self.cache.lose(name, data)
+        except BaseException:
+            self.cache.lose(name, data)
+            raise
+        finally:
+            await inflow.cancel()
 
 
 def _from_bucket(knot: BucketKnot, start: int, end: int) -> Piece:

@@ -6,7 +6,7 @@ Each isolate loads a copy of its own, so that the classes here are those of its 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit
 
@@ -94,9 +94,9 @@ def blobs(binding: Any) -> BlobSource:
     return _Blobs(binding)
 
 
-async def hold(inflow: Inflow, length: int) -> HeldBytes:
-    """Keeps the next `length` bytes of a body."""
-    return await hold_bytes(inflow, length)
+def hold(inflow: Inflow, length: int) -> tuple[HeldBytes, Awaitable[None]]:
+    """Keeps the next `length` bytes of a body, which arrive while the second is awaited."""
+    return hold_bytes(inflow, length)
 
 
 def key_values(binding: Any) -> KeyValue:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from protocol.calls import Inflow, ShortBody
+
+PIECE: Final = 256 * 1024
 
 
 class BytesInflow:
@@ -35,25 +38,84 @@ class BytesInflow:
 
 
 class HeldBytes:
-    """Bytes that are kept as Python's own."""
+    """Bytes that are kept as Python's own, from the moment when they begin to arrive."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | bytearray, there: int | None = None) -> None:
         self._data = data
+        self._there = len(data) if there is None else there
+        self._error: BaseException | None = None
+        self._more = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._data)
 
     def part(self, start: int, end: int) -> Inflow:
         """Some of them as a body."""
-        return BytesInflow(memoryview(self._data)[start:end])
+        return _PartOfHeld(self, start, end)
 
     def drop(self) -> None:
         """Python frees them when nobody has them any more."""
 
+    async def fill(self, inflow: Inflow) -> None:
+        """Brings those that are still to come. Raises `ShortBody` and what the body raises."""
+        data = self._data
+        assert isinstance(data, bytearray)
+        try:
+            while self._there < len(data):
+                piece = await inflow.read(min(PIECE, len(data) - self._there))
+                data[self._there : self._there + len(piece)] = piece
+                self._there += len(piece)
+                self._wake()
+        except BaseException as error:
+            self._error = error
+            self._wake()
+            raise
 
-async def hold_bytes(inflow: Inflow, length: int) -> HeldBytes:
-    """Keeps the next `length` bytes of a body."""
-    return HeldBytes(await inflow.read(length))
+    async def stretch(self, start: int, end: int) -> memoryview:
+        """The bytes [start, end), which are waited for. Raises `ShortBody` when they will not come."""
+        while self._there < end:
+            if self._error is not None:
+                raise ShortBody(f"the bytes [{start}, {end}) did not come: {self._error}")
+            if self._there == len(self._data):
+                raise ShortBody(f"the bytes [{start}, {end}) were asked for, {self._there} are kept")
+            await self._more.wait()
+        return memoryview(self._data)[start:end]
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()
+
+
+class _PartOfHeld:
+    """A stretch of kept bytes as a body."""
+
+    def __init__(self, held: HeldBytes, start: int, end: int) -> None:
+        self._held = held
+        self._at = start
+        self._end = end
+        self.length = end - start
+
+    async def pour(self, host: Any, offset: int, length: int) -> None:
+        host.write(offset, await self._take(length))
+
+    async def read(self, length: int) -> bytes:
+        return bytes(await self._take(length))
+
+    async def cancel(self) -> None:
+        self._at = self._end
+
+    async def _take(self, length: int) -> memoryview:
+        if length > self._end - self._at:
+            raise ShortBody(f"{length} bytes were asked for, {self._end - self._at} are left")
+        data = await self._held.stretch(self._at, self._at + length)
+        self._at += length
+        return data
+
+
+def hold_bytes(inflow: Inflow, length: int) -> tuple[HeldBytes, Awaitable[None]]:
+    """Keeps the next `length` bytes of a body; whoever calls it awaits their arrival."""
+    held = HeldBytes(bytearray(length), 0)
+    return held, held.fill(inflow)
 
 
 # A piece of a body: its bytes, and how to open it.

@@ -7,6 +7,7 @@ have exactly the functions of `Boundary`, and entry files use nothing else of a 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any, NoReturn, Protocol
 
 from engine.host import EngineHost
@@ -50,8 +51,11 @@ class Boundary(Protocol):
         ...
 
     @staticmethod
-    async def hold(inflow: Inflow, length: int) -> Held:
-        """Keeps the next `length` bytes of a body, without Python objects where that can be."""
+    def hold(inflow: Inflow, length: int) -> tuple[Held, Awaitable[None]]:
+        """Keeps the next `length` bytes of a body, without Python objects where that can be.
+
+        They arrive while the second is awaited, and are given away as they arrive.
+        """
         ...
 
     @staticmethod

@@ -61,7 +61,11 @@ class BlobSource(Protocol):
 
 
 class Held(Protocol):
-    """Bytes that are kept for as long as somebody may want them, outside of a heap that never shrinks."""
+    """Bytes that are kept for as long as somebody may want them, outside of a heap that never shrinks.
+
+    They may still be on their way: a part gives each when it is there, and raises `ShortBody` when it will
+    not come.
+    """
 
     def __len__(self) -> int:
         """How many."""
@@ -76,8 +80,8 @@ class Held(Protocol):
         ...
 
 
-# Keeps the next so many bytes of a body. Raises `ShortBody`.
-Hold = Callable[[Inflow, int], Awaitable[Held]]
+# Keeps the next so many bytes of a body, which arrive while the second is awaited; it raises `ShortBody`.
+Hold = Callable[[Inflow, int], tuple[Held, Awaitable[None]]]
 
 
 class KeyValue(Protocol):

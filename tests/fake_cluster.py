@@ -282,7 +282,7 @@ async def fake_cluster(
         }
         settings = StationSettings.read({**common, **own}.get)
         cache = LayerCache("pinned-prefix", IsolateBudget(8 * MIB, time.monotonic))
-        warden = LayerWardenApi(cache, lambda k: BucketKnot.open(blobs, k))
+        warden = LayerWardenApi(cache, lambda k: BucketKnot.open(blobs, k), background)
         warden_peer = FakePeer(warden.answer)
         source = NearSource(knot, warden_peer if wardens else None, (start, end), HEADERS, background)
         engine = StationEngine(host(settings.engine_bytes))

@@ -15,6 +15,11 @@ CYCLE = [f"blk_{i}_w" for i in range(40)]
 DATA = bytes(MIB)
 
 
+def keep(cache: LayerCache, name: str, data: bytes) -> bool:
+    ticket = cache.reserve(name, len(data))
+    return ticket is not None and cache.put(ticket, name, HeldBytes(data))
+
+
 def hits_of_a_pass(policy: str, share: float) -> float:
     """The share of hits in a pass once the cache is warm."""
     budget = IsolateBudget(int(len(CYCLE) * share) * MIB, Clock())
@@ -22,8 +27,8 @@ def hits_of_a_pass(policy: str, share: float) -> float:
     for _ in range(4):
         before = cache.counts.hits
         for name in CYCLE:
-            if cache.get(name) is None and cache.reserve(name, MIB):
-                cache.put(name, HeldBytes(DATA))
+            if cache.get(name) is None:
+                keep(cache, name, DATA)
         assert budget.used == cache.size <= budget.limit
     return (cache.counts.hits - before) / len(CYCLE)
 
@@ -41,21 +46,18 @@ def test_with_room_for_all_either_policy_hits_always() -> None:
 def test_lru_keeps_what_was_used_last_and_never_lets_go_of_small_ones_and_norms() -> None:
     cache = LayerCache("lru", IsolateBudget(4 * MIB, Clock()))
 
-    def keep(name: str, size: int) -> bool:
+    def had(name: str, size: int) -> bool:
         if cache.get(name) is not None:
             return True
-        if not cache.reserve(name, size):
-            return False
-        cache.put(name, HeldBytes(bytes(size)))
-        return True
+        return keep(cache, name, bytes(size))
 
-    assert all(keep(name, MIB) for name in ("a", "b", "output_norm"))
-    assert keep("small", 1000)
-    keep("a", MIB)
-    assert keep("c", MIB)
+    assert all(had(name, MIB) for name in ("a", "b", "output_norm"))
+    assert had("small", 1000)
+    had("a", MIB)
+    assert had("c", MIB)
     assert set(cache._tensors) == {"a", "c", "output_norm", "small"}
     assert cache.counts.evicted == 1
-    assert not keep("too large", 5 * MIB)
+    assert not had("too large", 5 * MIB)
     assert set(cache._tensors) == {"a", "c", "output_norm", "small"}, "and nothing was thrown out for it"
     with pytest.raises(ValueError, match="'mru' is not known; the known ones are pinned-prefix, lru"):
         LayerCache("mru", IsolateBudget(MIB, Clock()))
@@ -80,8 +82,7 @@ def test_what_objects_out_of_use_keep_is_taken_back_when_others_need_it_and_not_
     budget.register("old", old)
     budget.register("new", new)
     for name in CYCLE[:3]:
-        assert old.reserve(name, MIB)
-        old.put(name, HeldBytes(DATA))
+        assert keep(old, name, DATA)
     clock.now = OUT_OF_USE_SECONDS - 1
     assert new.reserve("x", MIB)
     assert not new.reserve("y", MIB), "the other is still in use"
@@ -90,3 +91,20 @@ def test_what_objects_out_of_use_keep_is_taken_back_when_others_need_it_and_not_
     assert new.reserve("y", MIB)
     assert (len(old), budget.used) == (0, 2 * MIB)
     budget.register("new", LayerCache("pinned-prefix", budget))
+
+
+def test_what_was_set_aside_for_an_object_that_was_aborted_is_given_back_once() -> None:
+    budget = IsolateBudget(4 * MIB, Clock())
+    aborted = LayerCache("pinned-prefix", budget)
+    budget.register("warden", aborted)
+    ticket = aborted.reserve("on its way", 3 * MIB)
+    assert ticket is not None
+    # Nothing of the aborted object runs any more, and the next of its name begins.
+    cache = LayerCache("pinned-prefix", budget)
+    budget.register("warden", cache)
+    assert budget.used == 0
+    assert keep(cache, "a", DATA)
+    # If it runs after all, it finds its reservation ended.
+    assert not aborted.put(ticket, "on its way", HeldBytes(DATA))
+    aborted.release(ticket)
+    assert budget.used == MIB

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from core_support import grouped, header_of, knot_of, run
-from fake_cluster import FileBlobs
+from fake_cluster import Background, FileBlobs
 
 from durable_objects.budget import IsolateBudget
 from durable_objects.layer_cache import LayerCache
 from durable_objects.layer_warden_api import LayerWardenApi
 from knot.bucket import BucketKnot
+from protocol.bodies import BytesInflow
 from protocol.calls import BYTES, Call, Reply, ShortBody, json_call
 from protocol.identity import Identity
 from protocol.ports import BlobChanged, BlobFailed
@@ -39,10 +40,11 @@ class Warden:
         self, folder: Path = PATH.parent, budget: int = 8 * MIB, policy: str = "pinned-prefix"
     ) -> None:
         self.blobs = FileBlobs(folder)
+        self.background = Background()
         self.held: list[int] = []
         self.budget = IsolateBudget(budget, lambda: 0.0, self.held.append)
         self.api = LayerWardenApi(
-            LayerCache(policy, self.budget), lambda key: BucketKnot.open(self.blobs, key)
+            LayerCache(policy, self.budget), lambda key: BucketKnot.open(self.blobs, key), self.background
         )
 
     async def ask(self, method: str, path: str, body: Any = None, who: Identity | None = None) -> Reply:
@@ -70,6 +72,7 @@ def case(body: Callable[[Warden], Coroutine[Any, Any, None]], **more: Any) -> No
     async def main() -> None:
         warden = Warden(**more)
         await body(warden)
+        await warden.background.drain()
         assert warden.budget.used == warden.api.cache.size == sum(warden.held), "every byte is accounted for"
 
     run(main())
@@ -340,17 +343,84 @@ def test_a_knot_that_is_not_there_is_502_and_a_store_that_fails_is_503(
     async def body(warden: Warden) -> None:
         gone = Identity("layer", "gone.knot@abc", "gone.knot", 0, 3)
         assert (await warden.ask("GET", f"/tensor/{NAME}", who=gone)).status == 502
-        for error in (BlobFailed, ShortBody):
 
-            async def fails(*arguments: Any, error: type[Exception] = error) -> bytes:
-                raise error("no")
+        async def fails(*arguments: Any) -> bytes:
+            raise BlobFailed("no")
 
-            await warden.ask("POST", "/configure", _configure(identity()))
-            original, warden.blobs.read = warden.blobs.read, fails  # type: ignore[method-assign]
-            reply = await warden.ask("GET", f"/tensor/{NAME}", who=identity())
-            assert (reply.status, reply.json()["error"]["kind"]) == (503, "unavailable")
-            warden.blobs.read = original  # type: ignore[method-assign]
-            assert warden.budget.used == 0
+        await warden.ask("POST", "/configure", _configure(identity()))
+        warden.blobs.read = fails  # type: ignore[method-assign]
+        reply = await warden.ask("GET", f"/tensor/{NAME}", who=identity())
+        assert (reply.status, reply.json()["error"]["kind"]) == (503, "unavailable")
+        assert warden.budget.used == 0
+
+    case(body)
+
+
+class Slow(BytesInflow):
+    """A body of which each piece comes when it is let through; `ends` breaks it off."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.through = asyncio.Semaphore(0)
+        self.ends = False
+
+    async def read(self, length: int) -> bytes:
+        await self.through.acquire()
+        if self.ends:
+            raise ShortBody("it broke off")
+        return await super().read(length)
+
+
+async def slowly(warden: Warden) -> Slow:
+    """The warden's next read from the bucket, a little at a time."""
+    await warden.ask("POST", "/configure", _configure(identity()))
+    inflow = Slow(payload()[UP.offset : UP.end])
+
+    async def opened(*arguments: Any) -> Slow:
+        return inflow
+
+    warden.blobs.open = opened  # type: ignore[method-assign]
+    return inflow
+
+
+def test_a_tensor_is_given_away_while_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.bodies.PIECE", 1000)
+
+    async def body(warden: Warden) -> None:
+        inflow = await slowly(warden)
+        call = Call("GET", f"/tensor/{NAME}", headers=identity().headers())
+        answers = [(await warden.api.answer(call)).body for _ in range(2)]
+        assert inflow.through.locked(), "nothing has arrived, and both have their answers"
+        inflow.through.release()
+        for answer in answers:
+            assert await answer.read(1000) == payload()[UP.offset : UP.offset + 1000]  # type: ignore[union-attr]
+        late = asyncio.ensure_future(answers[1].read(UP.length - 1000))  # type: ignore[union-attr]
+        await answers[0].cancel()  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+        assert not late.done()
+        for _ in range(UP.length // 1000):
+            inflow.through.release()
+        assert await late == payload()[UP.offset + 1000 : UP.end], "though the first one has left"
+        stats = warden.stats()
+        assert (stats["admitted"], stats["hits"], stats["bytes"]) == (1, 1, UP.length)
+
+    case(body)
+
+
+def test_a_tensor_that_breaks_off_on_its_way_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.bodies.PIECE", 1000)
+
+    async def body(warden: Warden) -> None:
+        inflow = await slowly(warden)
+        answer = await warden.api.answer(Call("GET", f"/tensor/{NAME}", headers=identity().headers()))
+        inflow.through.release()
+        assert len(await answer.body.read(1000)) == 1000  # type: ignore[union-attr]
+        inflow.ends = True
+        inflow.through.release()
+        with pytest.raises(ShortBody, match="did not come: it broke off"):
+            await answer.body.read(1000)  # type: ignore[union-attr]
+        assert warden.budget.used == 0
+        assert warden.stats()["tensors"] == 0
 
     case(body)
 

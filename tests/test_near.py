@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_support import grouped, run
-from fake_cluster import MIB, SECRET, FakePeer, FileBlobs
+from fake_cluster import MIB, SECRET, Background, FakePeer, FileBlobs
 from station_support import OneStation, embedded, station_on
 
 import near
@@ -40,7 +40,7 @@ class World:
         # Buckets of their own, so that it can be seen who has read.
         self.warden_blobs = FileBlobs(PATH.parent)
         cache = LayerCache("pinned-prefix", IsolateBudget(budget, time.monotonic))
-        self.warden = LayerWardenApi(cache, lambda key: BucketKnot.open(self.warden_blobs, key))
+        self.warden = LayerWardenApi(cache, lambda key: BucketKnot.open(self.warden_blobs, key), Background())
         self.peer = FakePeer(self.warden.answer)
         self.one = await station_on(PATH, warden=self.peer, RESIDENCY="fluid", USE_LAYER_WARDEN="on")
         self.one.blobs.reads.clear()

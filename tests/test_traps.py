@@ -290,7 +290,7 @@ def test_a_warden_serves_the_knot_it_is_asked_for_or_says_409_and_never_another_
 
     async def ask(path: Path, key: str, configured_by: Path | None = None) -> tuple[int, bytes]:
         cache = LayerCache("pinned-prefix", IsolateBudget(1 << 22, lambda: 0.0))
-        warden = LayerWardenApi(cache, lambda k: BucketKnot.open(blobs, k))
+        warden = LayerWardenApi(cache, lambda k: BucketKnot.open(blobs, k), Background())
         fingerprint = header_of(configured_by or path).fingerprint
         who = Identity("layer", f"{key}@{fingerprint}", key, 0, 3)
         reply = await warden.answer(Call("GET", f"/tensor/{name}", headers=who.headers()))

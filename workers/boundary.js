@@ -138,21 +138,51 @@ export class Inflow {
   }
 }
 
-/** Bytes that are kept; the caller accounts for them. */
+/** Bytes that are kept, from the moment when they begin to arrive; the caller accounts for them. */
 export class Held {
-  constructor() {
-    this.buffer = null;
+  constructor(length) {
+    this.buffer = new ArrayBuffer(length);
+    this.length = length;
+    this.there = 0;
+    this.broken = null;
     this.readers = 0;
     this.dropped = false;
+    this.waiting = [];
   }
 
-  /** Keeps the next bytes of a body; returns how many there were. */
-  async fill(inflow, length) {
-    const buffer = new ArrayBuffer(length);
-    const done = await inflow.fill(length, (piece, at) => new Uint8Array(buffer).set(piece, at));
-    if (done === length) this.buffer = buffer;
-    else buffer.transfer(0);
-    return done;
+  /** Keeps the next bytes of a body; returns how many there were. Stops early when nobody wants them. */
+  async fill(inflow) {
+    this.readers += 1;
+    try {
+      return await inflow.fill(this.length, (piece, at) => {
+        if (this.dropped && this.readers === 1) throw new Error("nobody wants these bytes any more");
+        new Uint8Array(this.buffer, at, piece.byteLength).set(piece);
+        this.there = at + piece.byteLength;
+        this.wake();
+      });
+    } catch (error) {
+      this.broken = error;
+      throw error;
+    } finally {
+      this.broken ??= this.there < this.length ? new Error("the body ended early") : null;
+      this.wake();
+      this.readers -= 1;
+      this.release();
+    }
+  }
+
+  wake() {
+    for (const resolve of this.waiting.splice(0)) resolve();
+  }
+
+  /** Waits until the bytes before `end` are there. Throws when they will not come. */
+  async until(end) {
+    for (;;) {
+      if (!this.buffer) throw new Error("these bytes have been dropped");
+      if (this.there >= end) return;
+      if (this.broken) throw this.broken;
+      await new Promise((resolve) => this.waiting.push(resolve));
+    }
   }
 
   part(start, end) {
@@ -181,20 +211,28 @@ class Part {
     held.readers += 1;
   }
 
-  /** A look at the next bytes, valid until something is awaited; null at the end. */
+  /** Waits for some of the next bytes; whether there are any. */
+  async ready(least) {
+    if (!this.held || this.at >= this.end) return false;
+    await this.held.until(Math.min(this.at + least, this.end));
+    return true;
+  }
+
+  /** A look at the next bytes that are there, valid until something is awaited; null at the end. */
   next(most) {
     if (this.at >= this.end) {
       this.close();
       return null;
     }
-    const size = Math.min(most, this.end - this.at);
+    const size = Math.min(most, this.end - this.at, this.held.there - this.at);
     const view = new Uint8Array(this.held.buffer, this.at, size);
     this.at += size;
     return view;
   }
 
   /** The next bytes as an array of their own. */
-  read(length) {
+  async read(length) {
+    await this.ready(length);
     return this.next(length)?.slice() ?? new Uint8Array(0);
   }
 
@@ -309,7 +347,8 @@ async function pump(writable, next, stop) {
         continue;
       }
       part = piece;
-      for (let view = part.next(PIECE); view; view = part.next(PIECE)) await writer.write(view);
+      while (await part.ready(1)) await writer.write(part.next(PIECE));
+      part.close();
       part = null;
     }
     writer ??= writable.getWriter();

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, NoReturn, cast
 
 from pyodide.ffi import JsException, create_proxy, run_sync, to_js
@@ -150,11 +150,12 @@ def blobs(binding: Any) -> BlobSource:
     return _Blobs(_raw(binding))
 
 
-async def hold(inflow: Inflow, length: int) -> Held:
+def hold(inflow: Inflow, length: int) -> tuple[Held, Awaitable[None]]:
     """Keeps the next `length` bytes of a body in an ArrayBuffer: Python's heap would never shrink again."""
     if not isinstance(inflow, _StreamInflow):
-        return await hold_bytes(inflow, length)
-    return _Held(await inflow.keep(length), length)
+        return hold_bytes(inflow, length)
+    held = _Held(_js().Held.new(length), length)
+    return held, inflow.fill(held)
 
 
 def key_values(binding: Any) -> KeyValue:
@@ -489,14 +490,12 @@ class _StreamInflow:
         """The stream itself, for somebody else to read."""
         return self._inflow.handOn()
 
-    async def keep(self, length: int) -> Any:
-        """The next bytes, kept in JavaScript's memory."""
-        held = _js().Held.new()
+    async def fill(self, held: _Held) -> None:
+        """Brings what `held` is to keep. Raises `ShortBody`."""
         try:
-            self._check(length, await held.fill(self._inflow, length))
+            self._check(len(held), await held.fill(self._inflow))
         except JsException as error:
             raise ShortBody(_said(error)) from None
-        return held
 
 
 class _Held:
@@ -508,6 +507,9 @@ class _Held:
 
     def __len__(self) -> int:
         return self._length
+
+    def fill(self, inflow: Any) -> Any:
+        return self._held.fill(inflow)
 
     def part(self, start: int, end: int) -> Inflow:
         return _PartInflow(self._held.part(start, end), end - start)
@@ -527,7 +529,10 @@ class _PartInflow:
         host.write(offset, await self.read(length))
 
     async def read(self, length: int) -> bytes:
-        data = cast(bytes, self._part.read(length).to_bytes())
+        try:
+            data = _taken(await self._part.read(length))
+        except JsException as error:
+            raise ShortBody(_said(error)) from None
         if len(data) < length:
             raise ShortBody(f"{length} bytes were asked for, {len(data)} were left")
         return data
