@@ -7,14 +7,13 @@ from typing import Any
 import boundary
 from durable_objects.budget import ENGINE_BYTES, IsolateBudget
 from durable_objects.cobordism_warden_api import CobordismWardenApi
-from durable_objects.front import unavailable
+from durable_objects.front import unavailable, warden_answer
 from durable_objects.layer_warden import isolate_budget
 from engine.client import Engine
 from engine.host import EngineHost
 from engine.rows import Desk, RowReader, desk_bytes
 from knot.bucket import BucketKnot
 from knot.errors import KnotError
-from protocol import access
 from protocol.settings import MIB, Settings, SettingsError
 from workers import DurableObject, Request, Response
 
@@ -33,7 +32,7 @@ class CobordismWarden(DurableObject):
         self._api: CobordismWardenApi | None = None
 
     async def fetch(self, request: Request) -> Response:
-        """Answers a request from the cluster."""
+        """Answers a request from the cluster. POST /restart resets the object."""
         settings = Settings(lambda name: boundary.variable(self.env, name))
         try:
             secret = settings.secret()
@@ -45,8 +44,7 @@ class CobordismWarden(DurableObject):
             budget.touch(str(self.ctx.id))
         except SettingsError as error:
             return boundary.response_of(unavailable(error))
-        call = await boundary.call_of(request)
-        return boundary.response_of(access.refusal(secret, call.headers) or await api.answer(call))
+        return await warden_answer(request, self.ctx, secret, api.answer)
 
     async def _open(self, key: str) -> tuple[str, RowReader]:
         knot = await BucketKnot.open(boundary.blobs(self.env.KNOT_BUCKET), key)

@@ -6,11 +6,10 @@ from typing import Any
 
 import boundary
 from durable_objects.budget import IsolateBudget
-from durable_objects.front import unavailable
+from durable_objects.front import unavailable, warden_answer
 from durable_objects.layer_cache import POLICIES, LayerCache
 from durable_objects.layer_warden_api import LayerWardenApi
 from knot.bucket import BucketKnot
-from protocol import access
 from protocol.settings import MIB, Settings, SettingsError
 from workers import DurableObject, Request, Response
 
@@ -26,7 +25,7 @@ class LayerWarden(DurableObject):
         self._api: LayerWardenApi | None = None
 
     async def fetch(self, request: Request) -> Response:
-        """Answers a request from the cluster."""
+        """Answers a request from the cluster. POST /restart resets the object."""
         settings = Settings(lambda name: boundary.variable(self.env, name))
         try:
             secret = settings.secret()
@@ -34,8 +33,7 @@ class LayerWarden(DurableObject):
             isolate_budget(settings, _budgets).touch(str(self.ctx.id))
         except SettingsError as error:
             return boundary.response_of(unavailable(error))
-        call = await boundary.call_of(request)
-        return boundary.response_of(access.refusal(secret, call.headers) or await api.answer(call))
+        return await warden_answer(request, self.ctx, secret, api.answer)
 
     def _start(self, settings: Settings) -> LayerWardenApi:
         budget = isolate_budget(settings, _budgets)

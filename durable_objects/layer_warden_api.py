@@ -45,6 +45,7 @@ class LayerWardenApi:
         self._knot: BucketKnot | None = None
         self._names: frozenset[str] = frozenset()
         self._passed_bytes = 0
+        self._admitted_bytes = 0
 
     async def answer(self, call: Call) -> Reply:
         """Answers one call, whatever it is."""
@@ -92,6 +93,7 @@ class LayerWardenApi:
             "tensors": len(self.cache),
             "bytes": self.cache.size,
             "passed_bytes": self._passed_bytes,
+            "admitted_bytes": self._admitted_bytes,
             **asdict(self.cache.counts),
         }
 
@@ -179,6 +181,7 @@ class LayerWardenApi:
         except BaseException:
             self.cache.release(ticket)
             raise
+        self._admitted_bytes += tensor.length
         data, arrival = self._hold(inflow, tensor.length)
         # The warden may have forgotten whose tensors these are before this one began.
         if self._knot is not knot or not self.cache.put(ticket, tensor.name, data):

@@ -41,6 +41,7 @@ OFFLINE_FLAGS: Final = ("python_workers_development", "experimental")
 # V8 lets garbage pile up as long as nothing limits an isolate, and here nothing does.
 YOUNG_HEAP: Final = "--max-semi-space-size=2"
 START_SECONDS: Final = 300.0
+WARDENS: Final = ("layer-warden", "cobordism-warden")
 # What the JavaScript heap of an isolate settles at in a long run that streams weights, measured from outside.
 JAVASCRIPT_HEAP: Final = 32_000_000
 
@@ -55,9 +56,10 @@ class WorkerdError(KnotError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerdCluster:
-    """A running cluster: addresses by Worker, and the secret that its parts share."""
+    """A running cluster: addresses by Worker and of the bucket, and the secret that its parts share."""
 
     addresses: Mapping[str, str]
+    door: str
     header: KnotHeader
     topology: Topology
     secret: str
@@ -84,18 +86,22 @@ class WorkerdCluster:
         return (await self.fetch(worker, Call("GET", path, headers=access.headers(self.secret)))).json()
 
     async def memory(self) -> dict[str, dict[str, int]]:
-        """What can be seen of the memory of every station and shard, and what cannot by its measured most."""
-        parts = [name for name in self.addresses if name.startswith(("entry", "exit", "station", "shard"))]
+        """What can be seen of every isolate's memory, and what cannot by its measured most."""
+        parts = [name for name in self.addresses if not name.startswith("gateway")]
         found = await asyncio.gather(*(self.ask(name, "/memory") for name in parts))
         return {
-            name: {**answer["isolate"], "javascript_heap": JAVASCRIPT_HEAP}
+            name: {
+                **answer["isolate"],
+                # What else is held lies in Python's heap.
+                "kept": answer["isolate"]["held"] if name == "layer-warden" else 0,
+                "javascript_heap": JAVASCRIPT_HEAP,
+            }
             for name, answer in zip(parts, found, strict=True)
         }
 
     async def peak_isolate_bytes(self) -> int:
-        """The most memory of any station or shard: Python's heap and WebAssembly never shrink."""
-        counted = ("python_heap", "wasm", "buffers_peak", "javascript_heap")
-        return max(sum(one[name] for name in counted) for one in (await self.memory()).values())
+        """The most memory of any isolate: Python's heap and WebAssembly never shrink."""
+        return max(map(isolate_bytes, (await self.memory()).values()))
 
     async def heaps(self, *, collect: bool = False) -> dict[str, dict[str, int]]:
         """The inspector's view of every Worker: `usedSize`, `totalSize`, `backingStorageSize` and so on.
@@ -105,11 +111,25 @@ class WorkerdCluster:
         return await self.ask_driver("live" if collect else "heap")
 
     async def wait_until_healthy(self) -> None:
-        """Waits until the gateway has a route, which asks every station and shard. Raises `WorkerdError`."""
+        """Waits until the wardens answer and the gateway has a route, which asks every station and shard.
+
+        Raises `WorkerdError`.
+        """
         bearer = {"authorization": f"Bearer {self.secret}"}
-        reply = await self.fetch("gateway", Call("GET", "/cluster", headers=bearer))
-        if reply.status != 200:
-            raise WorkerdError(f"the cluster is not healthy: {cast(bytes, reply.body)[:1000].decode()}")
+        calls = {
+            "gateway": Call("GET", "/cluster", headers=bearer),
+            **{name: Call("GET", "/memory", headers=access.headers(self.secret)) for name in WARDENS},
+        }
+        replies = await asyncio.gather(*(self.fetch(name, call) for name, call in calls.items()))
+        for name, reply in zip(calls, replies, strict=True):
+            if reply.status != 200:
+                body = cast(bytes, reply.body)[:1000].decode()
+                raise WorkerdError(f"the cluster is not healthy: {name} answered {reply.status}: {body}")
+
+
+def isolate_bytes(memory: Mapping[str, int]) -> int:
+    """An isolate's memory, of the figures that `WorkerdCluster.memory` tells of it."""
+    return sum(memory[name] for name in ("python_heap", "wasm", "buffers_peak", "kept", "javascript_heap"))
 
 
 async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
@@ -151,12 +171,17 @@ async def workerd_cluster(
         async with httpx.AsyncClient(timeout=httpx.Timeout(600, connect=30), limits=limits) as client:
             await seed(client, addresses["door"], knot, header.fingerprint)
             public = {name: url for name, url in addresses.items() if name != "door"}
-            yield WorkerdCluster(public, header, chosen, known, client, ask)
+            yield WorkerdCluster(public, addresses["door"], header, chosen, known, client, ask)
 
 
-async def seed(client: httpx.AsyncClient, door: str, knot: Path, mark: str) -> None:
-    """Puts a knot into the bucket, unless it lies there already; `mark` is its content's fingerprint."""
-    url = f"{door}/{quote(knot.name, safe='')}"
+async def seed(
+    client: httpx.AsyncClient, door: str, knot: Path, mark: str, *, key: str | None = None
+) -> None:
+    """Puts a knot into the bucket under its name or `key`, unless it lies there already.
+
+    `mark` is its content's fingerprint.
+    """
+    url = f"{door}/{quote(key or knot.name, safe='')}"
     query = {"bucket": BUCKET, "mark": mark}
     found = (await client.get(url, params=query)).raise_for_status().json()
     size = _size(knot)
@@ -185,17 +210,20 @@ async def run_workers(
     ports: Mapping[str, int] | None = None,
     log: Callable[[str], None] | None = None,
     modules: Mapping[str, Mapping[str, str]] | None = None,
+    snapshot: bool = True,
 ) -> AsyncGenerator[tuple[dict[str, str], Ask]]:
     """Runs Workers in one workerd; yields addresses by name, and a way to ask the driver something.
 
-    `modules` gives a Worker's files itself instead of the project's bundle of its folder.
+    `modules` gives a Worker's files itself instead of the project's bundle of its folder. Without `snapshot`
+    Python starts from nothing in each of them.
     """
     wrapper: Path = _script("offline_pyodide").make()
     folder = _snapshot_folder(wrapper)
-    if not _is_made(folder):
+    if snapshot and not _is_made(folder):
         await _make_snapshot(wrapper, folder)
     given = describe(specs, data, ports or {}, modules or {})
-    async with _driver(given, wrapper, "load", folder, log or _to_stderr) as (addresses, ask):
+    way = "load" if snapshot else "none"
+    async with _driver(given, wrapper, way, folder, log or _to_stderr) as (addresses, ask):
         yield addresses, ask
 
 
@@ -374,6 +402,13 @@ def describe(
         "inspector_port": next(free),
         "workers": described,
     }
+
+
+def bundle_bytes(folder: str) -> int:
+    """Bytes of a Worker's upload, gzipped: its bundle and the SDK."""
+    stage = _script("stage")
+    stage.vendor_sdk()
+    return stage.gzipped_size([*stage.bundle_files(folder).items(), *stage.sdk_files().items()])
 
 
 def free_ports(count: int) -> list[int]:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from core_support import greedy, knot_of
+from core_support import greedy, header_of, knot_of
 
 from knot.convert import convert
-from knot.workerd import WorkerdCluster, workerd_cluster
+from knot.workerd import WorkerdCluster, seed, workerd_cluster
 from protocol.access import HEADER
 from protocol.calls import FRAME, Call, Reply, json_call
 from protocol.frames import Kind, Part, Tensor, decode, encode
+from protocol.identity import Identity
 from protocol.steps import EmbedStep, Envelope
 
 pytestmark = [pytest.mark.workerd, pytest.mark.wasm]
@@ -38,6 +39,7 @@ class Running:
         self.log: list[str] = []
         opened = workerd_cluster(knot, data, stations=stations, shards=shards, log=self.log.append, **more)
         self.cluster: WorkerdCluster = self.run(self._stack.enter_async_context(opened))
+        self.run(self.cluster.wait_until_healthy())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)
@@ -87,8 +89,46 @@ def test_wardens_are_consulted_and_answer(running: Running) -> None:
     running.complete(prompt=list(PROMPT), max_tokens=2, temperature=0, ignore_eos=True)
     running.complete(prompt=list(PROMPT), max_tokens=2, temperature=0, ignore_eos=True)
     assert running.ask("entry", "/metrics")["sources"]["bucket"] == 0
-    warden = running.ask("shard-0", "/metrics")["rows"]
-    assert warden["warden"] + warden["filled"] > 0
+    rows = running.ask("shard-0", "/metrics")["rows"]
+    assert min(rows["warden"], rows["filled"]) > 0
+    # Rows go to KV when they are seen for the second time.
+    assert rows["kv_written"] > 0
+    assert rows["kv_failed"] == 0
+    for name in ("layer-warden", "cobordism-warden"):
+        assert running.ask(name, "/memory")["isolate"]["held"] > 0
+
+
+def layer_warden(running: Running, method: str, path: str, layers: tuple[int, int]) -> Reply:
+    """Asks the warden of these layers, from outside."""
+    key = knot_of("qwen2").name
+    who = Identity("layer", f"{key}@{running.cluster.header.fingerprint}", key, *layers)
+    headers = {HEADER: running.cluster.secret, **who.headers()}
+    return running.fetch("layer-warden", Call(method, path, headers=headers))
+
+
+def test_a_warden_that_is_really_aborted_gives_back_what_it_kept_and_keeps_it_again(running: Running) -> None:
+    ranges = running.cluster.topology.stations
+    expected = greedy(knot_of("qwen2"), PROMPT, 3)
+
+    def kept() -> list[int]:
+        return [layer_warden(running, "GET", "/stats", layers).json()["bytes"] for layers in ranges]
+
+    def held() -> int:
+        return running.ask("layer-warden", "/memory")["isolate"]["held"]
+
+    before = kept()
+    assert held() == sum(before) > 0
+    assert layer_warden(running, "POST", "/restart", ranges[0]).status == 500
+    assert kept() == [0, before[1]]
+    assert held() == before[1]
+    # The stations' weights stay in memory; a station that begins anew asks its warden again.
+    assert (
+        running.fetch("entry", Call("POST", "/restart", headers={HEADER: running.cluster.secret})).status
+        == 500
+    )
+    answer = running.complete(prompt=list(PROMPT), max_tokens=3, temperature=0, ignore_eos=True).json()
+    assert answer["knot"]["ids"] == expected
+    assert held() == sum(kept())
 
 
 def test_text_is_streamed_event_by_event_to_the_end(running: Running) -> None:
@@ -184,13 +224,21 @@ def test_an_object_that_is_really_aborted_costs_a_replay_and_no_token(running: R
     assert details["ids"] == greedy(knot_of("qwen2"), PROMPT, 6)
 
 
-def test_a_quiet_session_is_read_back_from_storage_after_a_real_abort(running: Running) -> None:
+# After so many seconds without a request workerd evicts an object: ten, and those until its pages are saved.
+IDLE_SECONDS = 17.0
+
+
+@pytest.mark.parametrize("way", ["aborted", "idle"])
+def test_a_quiet_session_is_read_back_from_storage_when_its_object_has_gone(
+    running: Running, way: str
+) -> None:
     secret = {HEADER: running.cluster.secret}
     size = running.ask("entry", "/health")["hidden_size"]
     rows = [[((7 * i + j) % 13 - 6) / 10 for j in range(size)] for i in range(21)]
 
     def forward(session: str, position: int, count: int) -> Any:
-        body = {"hidden": rows[position : position + count], "session": session, "position": position}
+        name = f"{session} {way}"
+        body = {"hidden": rows[position : position + count], "session": name, "position": position}
         reply = running.fetch("entry", json_call("POST", "/forward", body, secret))
         assert reply.status == 200, reply.body
         return reply.json()["hidden"]
@@ -199,15 +247,33 @@ def test_a_quiet_session_is_read_back_from_storage_after_a_real_abort(running: R
     forward("control", 0, 20)
     expected = forward("control", 20, 1)
     before = running.ask("entry", "/metrics")["saved"]
-    # A page that is not full is written when its session has been quiet for a while.
-    running.run(asyncio.sleep(4.5))
-    saved = running.ask("entry", "/metrics")["saved"]
-    assert saved["pages"] > before["pages"]
-    assert running.fetch("entry", Call("POST", "/restart", headers=secret)).status == 500
+    if way == "aborted":
+        # A page that is not full is written when its session has been quiet for a while.
+        running.run(asyncio.sleep(4.5))
+        saved = running.ask("entry", "/metrics")["saved"]
+        assert saved["pages"] > before["pages"]
+        assert running.fetch("entry", Call("POST", "/restart", headers=secret)).status == 500
+    else:
+        running.run(asyncio.sleep(IDLE_SECONDS))
+        assert running.ask("entry", "/metrics")["uptime_seconds"] < 5
     assert running.ask("entry", "/memory")["sessions"] == {}
     assert forward("kept", 20, 1) == expected
     after = running.ask("entry", "/metrics")["saved"]
     assert (after["restored"], after["lost"], after["failed"]) == (1, 0, 0)
+
+
+def test_a_knot_uploaded_again_under_its_key_is_never_mixed_with_its_predecessor(running: Running) -> None:
+    first, second = knot_of("qwen2"), knot_of("qwen2", seed=2)
+    expected = {path: greedy(path, PROMPT, 6) for path in (first, second)}
+    assert expected[first] != expected[second]
+    for path in (second, first):
+        upload = seed(
+            running.cluster.client, running.cluster.door, path, header_of(path).fingerprint, key=first.name
+        )
+        running.run(upload)
+        answer = running.complete(prompt=list(PROMPT), max_tokens=6, temperature=0, ignore_eos=True)
+        assert answer.status == 200, answer.body
+        assert answer.json()["knot"]["ids"] == expected[path]
 
 
 def test_engines_in_javascript_workers_of_their_own_give_the_same_tokens(tmp_path: Path) -> None:
