@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import gzip
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -127,7 +128,10 @@ def stage(folder: str) -> Path:
         data = source.read_bytes()
         if not copy.exists() or copy.read_bytes() != data:
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(data)
+            # Two builds may run at once.
+            partial = copy.with_name(f".{copy.name}.{os.getpid()}")
+            partial.write_bytes(data)
+            partial.replace(copy)
     return target
 
 

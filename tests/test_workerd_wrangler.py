@@ -2,52 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import signal
+import shutil
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from core_support import header_of, knot_of
 
-from knot.workerd import free_ports, node
+from knot.workerd import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import offline_pyodide  # noqa: E402
 import stage  # noqa: E402
+import wrangler  # noqa: E402
 
 from knot.topology import Topology, cluster_workers, split  # noqa: E402
 
 pytestmark = [pytest.mark.workerd, pytest.mark.wasm]
 SPECS = cluster_workers(28, Topology(split(28, 2), split(151_936, 8)), "qwen-coder-7b.knot", {})
-SECRET = "a secret of the tests"
-
-
-def wrangler() -> tuple[list[str], dict[str, str]]:
-    environment = {
-        **os.environ,
-        "PATH": f"{node().parent}:{os.environ['PATH']}",
-        "CI": "1",
-        "WRANGLER_SEND_METRICS": "false",
-        "MINIFLARE_WORKERD_PATH": str(offline_pyodide.make()),
-    }
-    return [str(node()), str(ROOT / "node_modules" / "wrangler" / "bin" / "wrangler.js")], environment
+PAGE = (ROOT / "docs" / "workerd.md").read_text(encoding="utf-8")
 
 
 def ask_wrangler(*words: str | Path) -> str:
-    command, environment = wrangler()
     done = subprocess.run(
-        [*command, *map(str, words)],
+        [*wrangler.command(), *map(str, words)],
         cwd=ROOT,
-        env=environment,
+        env={**wrangler.environment(), "CI": "1"},
         text=True,
         capture_output=True,
         timeout=180,
@@ -83,69 +69,41 @@ def test_a_deployment_would_upload_the_bundle_with_its_bindings_and_stay_far_bel
         assert f"env.{binding} " in said
 
 
-@contextmanager
-def dev(environment_name: str, state: Path, **variables: str) -> Iterator[str]:
-    """`wrangler dev` for one Worker; yields its address once it answers."""
-    [port] = free_ports(1)
-    command, environment = wrangler()
-    words = [f"{name}:{value}" for name, value in {**variables, "CLUSTER_SECRET": SECRET}.items()]
-    log = (state / "log").open("w+")
-    process = subprocess.Popen(
-        [
-            *command, "dev", "--env", environment_name, "--port", str(port), "--ip", "127.0.0.1",
-            "--persist-to", str(state), *(part for word in words for part in ("--var", word)),
-        ],
-        cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-    )  # fmt: skip
-    address = f"http://127.0.0.1:{port}"
-    try:
-        end = time.monotonic() + 120
-        while True:
-            try:
-                httpx.get(f"{address}/health", timeout=60)
-                break
-            except httpx.HTTPError:
-                assert process.poll() is None, (state / "log").read_text()
-                assert time.monotonic() < end, (state / "log").read_text()
-                time.sleep(0.3)
-        yield address
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        log.close()
-
-
-def upload(knot: Path, state: Path, environment_name: str) -> None:
-    ask_wrangler(
-        "r2", "object", "put", f"knots/{knot.name}", "--file", knot, "--local",
-        "--persist-to", state, "--env", environment_name,
-    )  # fmt: skip
-
-
-def curl(*words: str) -> str:
-    return subprocess.run(["curl", "-s", *words], text=True, capture_output=True, check=True).stdout
-
-
-def test_wrangler_dev_answers_forward_for_a_station_without_its_warden(tmp_path: Path) -> None:
+def test_a_station_and_a_shard_answer_by_curl_as_the_page_shows(tmp_path: Path) -> None:
+    """Each in a `wrangler dev` of its own, without wardens: bindings to Workers that are not there."""
+    (script,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     knot = knot_of("qwen2")
-    hidden = header_of(knot).config.hidden_size
-    upload(knot, tmp_path, "entry-offline")
-    with dev("entry-offline", tmp_path, KNOT_KEY=knot.name, SPECIALIZATION_END_LAYER="2") as address:
-        assert httpx.get(f"{address}/health").status_code == 401
-        row = [0.25] * hidden
-        said = curl(f"{address}/forward", "-H", f"X-Knot-Secret: {SECRET}", "-d", f'{{"hidden": [{row}]}}')
-        assert '"status":"ok"' in said
-        assert '"cache_length":1' in said
-
-
-def test_wrangler_dev_answers_embed_for_a_shard(tmp_path: Path) -> None:
-    knot = knot_of("qwen2")
-    upload(knot, tmp_path, "shard-0-offline")
-    with dev("shard-0-offline", tmp_path, KNOT_KEY=knot.name, VOCAB_END="100") as address:
-        said = curl(f"{address}/embed", "-H", f"X-Knot-Secret: {SECRET}", "-d", '{"tokens": [1, 2, 299]}')
-        assert '"positions":[0,1]' in said
-        assert '"status":"ok"' in said
+    shutil.copy(knot, tmp_path / "model.knot")
+    ports = dict(zip(("8788", "8789", "9230", "9231"), map(str, free_ports(4)), strict=True))
+    # The tiny model has fewer layers and ids than the one of the page.
+    changes = {
+        **ports,
+        ".venv/bin/python scripts/wrangler.py": f"{sys.executable} {ROOT / 'scripts' / 'wrangler.py'}",
+        "--env": f"--cwd {ROOT} --persist-to {tmp_path} --env",
+        "--file model.knot": f"--file {tmp_path / 'model.knot'}",
+        "LAYER:15": "LAYER:2",
+        "VOCAB_END:6144": "VOCAB_END:100",
+        "504, 3575": "5, 299, 7",
+    }
+    for shown, instead in changes.items():
+        assert shown in script, shown
+        script = script.replace(shown, instead)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "CI": "1"},
+        stdin=subprocess.DEVNULL,
+        text=True,
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    embedded = json.loads((tmp_path / "embeddings.json").read_text())
+    assert (embedded["status"], embedded["positions"]) == ("ok", [0, 2])
+    forwarded = json.loads(done.stdout.splitlines()[-1])
+    assert (forwarded["status"], forwarded["cache_length"]) == ("ok", 2)
+    assert len(forwarded["hidden"][0]) == header_of(knot).config.hidden_size
+    for port in list(ports.values())[:2]:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", int(port))) != 0, "and nothing is left running"
