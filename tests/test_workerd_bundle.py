@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import struct
 import sys
 import tomllib
@@ -144,3 +145,11 @@ def test_staging_twice_gives_the_same_bytes_and_drops_what_is_no_longer_there(
     assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == first
     sizes = [stage.gzipped_size(stage.bundle_files("workers/station").items()) for _ in range(2)]
     assert sizes[0] == sizes[1] < stage.MOST_GZIPPED
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "workerd.md").read_text(encoding="utf-8"))
+    assert len(named) > 10
+    written = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    for name in named:
+        assert f"def {name}(" in written, name
