@@ -117,6 +117,17 @@ class Notes(DurableObject):
         return "secret"
 
 
+class Own:
+    """The bindings of one check of several in this Worker: its stores have its number."""
+
+    def __init__(self, env, number):
+        self.env = env
+        self.number = number
+
+    def __getattr__(self, name):
+        return getattr(self.env, f"{name}_{self.number}" if name in ("BUCKET", "CACHE") else name)
+
+
 class Other(WorkerEntrypoint):
     """A second entrypoint."""
 
@@ -140,7 +151,7 @@ class Default(WorkerEntrypoint):
         if name == "echo":
             headers = {"x-method": request.method.value, "x-seen": request.headers.get("x-sent", "")}
             return Response(await request.bytes(), status=201, headers=headers)
-        await getattr(checks, name)(self.env, self.ctx)
+        await getattr(checks, name)(Own(self.env, url.query) if url.query else self.env, self.ctx)
         return Response("ok")
 
     async def add(self, a, b):
