@@ -106,6 +106,7 @@ impl Engine {
         self.role = Role::Arena;
         self.region = Region::reserve(0, 0, 0, self.limit)?;
         self.region = Region::reserve(persistent, scratch, arena, self.limit)?;
+        crate::kernels::matmul::prepare();
         Ok(())
     }
 }

@@ -5,7 +5,7 @@
 //! in common); whoever is about to write into a shared page gets a copy of its own first. This module
 //! keeps the books; the bytes are the region's.
 
-use crate::quants::{Format, Path, to_half};
+use crate::quants::{Format, to_half};
 use crate::{Result, fail};
 
 /// Tokens in a page, and the unit of the online softmax.
@@ -79,7 +79,7 @@ impl KvType {
             Self::Q8 => 8,
         };
         if let Ok(format) = Format::of_type(id) {
-            format.dequantise(Path::Fast, kept, values);
+            format.dequantise(kept, values);
         }
     }
 }

@@ -3,8 +3,8 @@
 
 use super::abi;
 use crate::engine::Engine;
-use crate::kernels::matmul::{Weights, matmul, matmul_plain};
-use crate::quants::{Format, Path};
+use crate::kernels::matmul::{Path, Weights, matmul, matmul_plain};
+use crate::quants::Format;
 use crate::{Result, fail};
 
 /// Bytes of f32 [rows, cols], or an error when the ABI cannot address them.
@@ -49,7 +49,9 @@ impl Product {
         let y = floats_mut("y", y)?;
         let bytes = beside.slice("w", self.w.0, self.w.1)?;
         let weights = Weights::new("w", Format::of_type(self.format)?, self.cols as usize, n_rows, bytes)?;
-        let emit = |row: usize, batch_row: usize, value| y[batch_row * n_rows + row] = value;
+        let emit = |row: usize, batch_row: usize, values: &[f32]| {
+            y[batch_row * n_rows + row..][..values.len()].copy_from_slice(values);
+        };
         match path {
             Path::Fast => matmul(&weights, x, emit),
             Path::Plain => matmul_plain(&weights, x, emit),

@@ -1,9 +1,15 @@
 //! Activations times quantised weight rows: the one kernel that every phase, the vocabulary head and
 //! the benchmarks go through.
+//!
+//! Formats with integer codes are multiplied as integers ([`crate::kernels::coded`]), the others value by
+//! value in f32 ([`crate::kernels::dot`]).
 
+use super::acts::{Acts, Wanted, quantise};
+use super::coded::{BAND, Coded, Kernels, Rows};
 use super::dot::{LANES, Lanes, accumulate, accumulate_plain, reduce};
-use crate::quants::{Format, Path};
+use crate::quants::Format;
 use crate::{Result, fail};
+use std::cell::RefCell;
 
 /// Weight rows that are dequantised and multiplied together: enough independent sums to fill the
 /// pipeline of a core, few enough to stay in its registers.
@@ -12,6 +18,15 @@ const TILE_ROWS: usize = 4;
 const TILE_COLS: usize = 256;
 /// Batch rows that share one dequantised tile.
 const TILE_BATCH: usize = 32;
+
+/// Which code computes. Both give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// The fastest that the build has.
+    Fast,
+    /// The plain twin.
+    Plain,
+}
 
 /// Consecutive rows of a weight matrix.
 #[derive(Clone, Copy)]
@@ -51,41 +66,116 @@ impl<'a> Weights<'a> {
 
     /// Writes one row's values.
     pub fn dequantise(&self, row: usize, out: &mut [f32]) {
-        self.format.dequantise(Path::Fast, &self.bytes[row * self.row_bytes..][..self.row_bytes], out);
+        self.format.dequantise(&self.bytes[row * self.row_bytes..][..self.row_bytes], out);
     }
 
     /// Writes `cols` values of `row` from column `from` on.
-    fn dequantise_part(&self, path: Path, row: usize, from: usize, out: &mut [f32]) {
+    fn dequantise_part(&self, row: usize, from: usize, out: &mut [f32]) {
         let at = row * self.row_bytes + from / self.format.elements * self.format.bytes;
         let length = out.len() / self.format.elements * self.format.bytes;
-        self.format.dequantise(path, &self.bytes[at..at + length], out);
+        self.format.dequantise(&self.bytes[at..at + length], out);
     }
 }
 
-/// Calls `emit(row, batch_row, value)` with the dot product of every weight row with every row of `x`,
-/// which is f32 [batch, cols].
+/// Rows longer than this are multiplied value by value, on every host.
+const MOST_COLS: usize = 1 << 17;
+/// Batch rows that share unpacked codes at most.
+const CODED_BATCH: usize = 32;
+/// Bytes for the integers of as many batch rows as fit, and of one of any length.
+const WORK_BYTES: usize = if cfg!(target_family = "wasm") { 512 << 10 } else { 2 << 20 };
+
+thread_local! {
+    /// Where batch rows are kept as integers during a product. It is made once.
+    static WORK: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes room for the integers of batch rows, so that no product has to.
+pub fn prepare() {
+    WORK.with_borrow_mut(|work| work.resize(WORK_BYTES / 4, 0));
+}
+
+/// Takes products as they are made: the first weight row, the batch row, and the values of consecutive weight rows.
+type Emit<'a> = &'a mut dyn FnMut(usize, usize, &[f32]);
+
+/// Calls `emit(row, batch_row, values)` with the products of consecutive weight rows, from `row` on, with every
+/// row of `x`, which is f32 [batch, cols].
 ///
-/// The value depends on the weight row and the activations of its batch row alone (see
-/// [`crate::kernels::dot`]): not on the rows beside it, nor on how a matrix is cut into blocks.
-pub fn matmul(weights: &Weights<'_>, x: &[f32], emit: impl FnMut(usize, usize, f32)) {
-    with_path(Path::Fast, weights, x, emit);
+/// A value depends on the weight row and the activations of its batch row alone: not on the rows beside it, nor
+/// on how a matrix is cut into blocks, nor on the host.
+pub fn matmul(weights: &Weights<'_>, x: &[f32], mut emit: impl FnMut(usize, usize, &[f32])) {
+    let emit: Emit<'_> = &mut emit;
+    match weights.format.integers() {
+        Some(coded) if weights.cols <= MOST_COLS => match coded.kernels() {
+            Some(kernels) => by_kernels(coded, kernels, weights, x, emit),
+            None => by_twin(coded, weights, x, emit),
+        },
+        _ => by_value(Path::Fast, weights, x, emit),
+    }
 }
 
 /// [`matmul`] with the plain twins of the SIMD code.
-pub fn matmul_plain(weights: &Weights<'_>, x: &[f32], emit: impl FnMut(usize, usize, f32)) {
-    with_path(Path::Plain, weights, x, emit);
+pub fn matmul_plain(weights: &Weights<'_>, x: &[f32], mut emit: impl FnMut(usize, usize, &[f32])) {
+    let emit: Emit<'_> = &mut emit;
+    match weights.format.integers() {
+        Some(coded) if weights.cols <= MOST_COLS => by_twin(coded, weights, x, emit),
+        _ => by_value(Path::Plain, weights, x, emit),
+    }
 }
 
-fn with_path(path: Path, weights: &Weights<'_>, x: &[f32], mut emit: impl FnMut(usize, usize, f32)) {
-    if let (Path::Fast, Some(dot), true) = (path, weights.format.dot(), x.len() == weights.cols) {
-        // One batch row: no values are written down, since none is used twice.
+fn by_twin(coded: &Coded, weights: &Weights<'_>, x: &[f32], emit: Emit<'_>) {
+    for (batch_row, x) in x.chunks_exact(weights.cols).enumerate() {
         for (row, bytes) in weights.bytes.chunks_exact(weights.row_bytes).enumerate() {
-            let mut lanes = [0.0; LANES];
-            dot(bytes, x, &mut lanes);
-            emit(row, 0, reduce(&lanes));
+            emit(row, batch_row, &[coded.plain(bytes, x)]);
         }
-        return;
     }
+}
+
+fn by_kernels(coded: &Coded, kernels: Kernels, weights: &Weights<'_>, x: &[f32], emit: Emit<'_>) {
+    let (cols, row_bytes) = (weights.cols, weights.row_bytes);
+    let batch = x.len() / cols;
+    let fits = (WORK_BYTES / Wanted::row_bytes(cols)).min(CODED_BATCH) / kernels.lanes * kernels.lanes;
+    WORK.with_borrow_mut(|work| {
+        work.resize(WORK_BYTES / 4, 0);
+        if batch == 1 || fits == 0 {
+            let wanted = coded.wanted(cols, 1, kernels.wide);
+            let mut products = [0.0; BAND];
+            for (batch_row, x) in x.chunks_exact(cols).enumerate() {
+                let acts: Acts<'_> = quantise(wanted, x, work);
+                for (band, bytes) in weights.bytes.chunks(BAND * row_bytes).enumerate() {
+                    let products = &mut products[..bytes.len() / row_bytes];
+                    // SAFETY: these are the kernels for what this processor has.
+                    unsafe { (kernels.matvec)(Rows { bytes, row_bytes }, &acts, products) };
+                    emit(band * BAND, batch_row, products);
+                }
+            }
+            return;
+        }
+        let wanted = coded.wanted(cols, kernels.lanes, kernels.wide);
+        let mut products = [0.0; BAND * CODED_BATCH];
+        let mut values = [0.0; BAND];
+        for (index, x) in x.chunks(fits * cols).enumerate() {
+            let count = x.len() / cols;
+            let stride = count.next_multiple_of(kernels.lanes);
+            let acts = quantise(wanted, x, work);
+            for (band, bytes) in weights.bytes.chunks(BAND * row_bytes).enumerate() {
+                let values = &mut values[..bytes.len() / row_bytes];
+                // SAFETY: these are the kernels for what this processor has.
+                unsafe {
+                    let rows = Rows { bytes, row_bytes };
+                    (kernels.tile)(rows, &acts, coded.layout(), kernels.unpack, &mut products);
+                }
+                for batch_row in 0..count {
+                    for (value, products) in values.iter_mut().zip(products.chunks_exact(stride)) {
+                        *value = products[batch_row];
+                    }
+                    emit(band * BAND, index * fits + batch_row, values);
+                }
+            }
+        }
+    });
+}
+
+fn by_value(path: Path, weights: &Weights<'_>, x: &[f32], emit: Emit<'_>) {
     let mut lanes = [[[0.0; LANES]; TILE_ROWS]; TILE_BATCH];
     for (tile, x) in x.chunks(TILE_BATCH * weights.cols).enumerate() {
         let batch = x.len() / weights.cols;
@@ -97,9 +187,8 @@ fn with_path(path: Path, weights: &Weights<'_>, x: &[f32], mut emit: impl FnMut(
                 multiply_rest(path, weights, row, rows, x, &mut lanes[..batch]);
             }
             for (batch_row, lanes) in lanes[..batch].iter().enumerate() {
-                for (i, lanes) in lanes[..rows].iter().enumerate() {
-                    emit(row + i, tile * TILE_BATCH + batch_row, reduce(lanes));
-                }
+                let values = lanes.each_ref().map(reduce);
+                emit(row, tile * TILE_BATCH + batch_row, &values[..rows]);
             }
         }
     }
@@ -118,7 +207,7 @@ fn multiply_tile<const ROWS: usize>(
     for from in (0..weights.cols).step_by(TILE_COLS) {
         let cols = TILE_COLS.min(weights.cols - from);
         for (i, values) in tile.iter_mut().enumerate() {
-            weights.dequantise_part(path, row + i, from, &mut values[..cols]);
+            weights.dequantise_part(row + i, from, &mut values[..cols]);
         }
         let values = tile.each_ref().map(|values| &values[..cols]);
         for (x, lanes) in x.chunks_exact(weights.cols).zip(lanes.iter_mut()) {

@@ -1,8 +1,8 @@
 //! ggml's block formats, one file each: how many elements and bytes a block has, and what they mean.
 //!
 //! Every format turns blocks into `f32` with the operations, and in the order, of ggml's own reference,
-//! so the values are bit-identical to it. The formats of the models that are served most have a second,
-//! SIMD128 reading of the same block; the plain one is its twin and says what is right.
+//! so the values are bit-identical to it. Those whose elements are integers with a scale ([`Codes`]) say so too, once in
+//! plain code and once in the instructions of each host; products take them as integers.
 
 mod float;
 mod q2_k;
@@ -18,12 +18,14 @@ mod q8_0;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd;
 mod table;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
-use crate::kernels::dot::Lanes;
+use crate::kernels::coded::Coded;
 use crate::{Result, fail};
 
 /// A block format, as its file states it.
-trait Block {
+pub trait Block {
     /// ggml's type id.
     const ID: u32;
     /// ggml's name.
@@ -37,6 +39,61 @@ trait Block {
     fn dequantise(block: &[u8], out: &mut [f32]);
 }
 
+/// What the scales of a block's units are made of, beside its half-precision numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subs {
+    /// Nothing: the block is one unit.
+    None,
+    /// Eight unsigned scales and minimums of six bits, behind both numbers; see [`scales_and_mins`].
+    ScalesAndMins,
+    /// Sixteen signed scales `at` bytes into the block, and a half-precision number `d` bytes into it.
+    Scales {
+        /// Where the scales are.
+        at: usize,
+        /// Where what they are multiplied by is.
+        d: usize,
+    },
+}
+
+/// A block format whose elements are unsigned integers with a scale for each unit of 16 or 32 elements:
+/// `scale · (code − OFFSET)`, or `scale · code − minimum`.
+pub trait Codes: Block {
+    /// Elements that share a scale: 16 or 32.
+    const UNIT: usize = 32;
+    /// What is subtracted from codes; 0 where there are minimums.
+    const OFFSET: i32 = 0;
+    /// Whether there are minimums.
+    const MINS: bool = false;
+    /// The largest code.
+    const LARGEST: u32;
+    /// What scales are made of.
+    const SUBS: Subs = Subs::None;
+
+    /// The block's scale and minimum; without [`Subs`] the minimum is stored negated.
+    fn halves(block: &[u8]) -> [u16; 2];
+    /// Sixteen scales, or eight scales and eight minimums, as [`Codes::SUBS`] says.
+    #[inline(always)]
+    fn subs(_block: &[u8]) -> [u8; 16] {
+        [0; 16]
+    }
+    /// Writes the codes.
+    fn codes(block: &[u8], out: &mut [u8]);
+
+    /// Gives the codes to `take`, 32 at a time in two vectors of sixteen, with the number of the 32.
+    ///
+    /// # Safety
+    /// `block` has [`Block::BYTES`] bytes.
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    unsafe fn pairs(block: *const u8, take: impl FnMut(usize, [core::arch::wasm32::v128; 2]));
+
+    /// Gives the codes to `take`, 32 at a time, with the number of the 32.
+    ///
+    /// # Safety
+    /// `block` has [`Block::BYTES`] bytes, and the processor has AVX2.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn pairs(block: *const u8, take: impl FnMut(usize, core::arch::x86_64::__m256i));
+}
+
 /// A block format as the kernels use it.
 pub struct Format {
     /// ggml's type id.
@@ -47,47 +104,25 @@ pub struct Format {
     pub elements: usize,
     /// Bytes of a block.
     pub bytes: usize,
-    fast: fn(&[u8], &mut [f32]),
-    plain: fn(&[u8], &mut [f32]),
-    dot: Option<Dot>,
-}
-
-/// Accumulates the products of blocks and a vector of as many elements, without writing the values down.
-pub type Dot = fn(&[u8], &[f32], &mut Lanes);
-
-/// Which reading of a format a kernel uses. Both give the same bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Path {
-    /// The fastest that the build has.
-    Fast,
-    /// The plain twin.
-    Plain,
+    values: fn(&[u8], &mut [f32]),
+    coded: Option<Coded>,
 }
 
 impl Format {
     const fn of<B: Block>() -> Self {
-        let plain = blocks::<B>;
         Self {
             id: B::ID,
             name: B::NAME,
             elements: B::ELEMENTS,
             bytes: B::BYTES,
-            fast: plain,
-            plain,
-            dot: None,
+            values: blocks::<B>,
+            coded: None,
         }
     }
 
-    /// A format that has a SIMD128 reading.
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    const fn hot<B: simd::Sixteens>() -> Self {
-        Self { fast: simd::blocks::<B>, dot: Some(simd::dot::<B>), ..Self::of::<B>() }
-    }
-
-    /// A format that has a SIMD128 reading, where there is no SIMD128.
-    #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
-    const fn hot<B: Block>() -> Self {
-        Self::of::<B>()
+    /// A format that has integer kernels.
+    const fn coded<B: Codes>() -> Self {
+        Self { coded: Some(Coded::of::<B>()), ..Self::of::<B>() }
     }
 
     /// The format of a ggml type id, or an error that names the type.
@@ -117,18 +152,15 @@ impl Format {
         }
     }
 
-    /// The format's own dot product, which has the order and the bits of [`crate::kernels::dot`].
-    pub fn dot(&self) -> Option<Dot> {
-        self.dot
+    /// The format's integer kernels.
+    pub fn integers(&self) -> Option<&Coded> {
+        self.coded.as_ref()
     }
 
     /// Turns blocks into values: `out` has `elements` for every `bytes` of `blocks`.
-    pub fn dequantise(&self, path: Path, blocks: &[u8], out: &mut [f32]) {
+    pub fn dequantise(&self, blocks: &[u8], out: &mut [f32]) {
         debug_assert_eq!(blocks.len() / self.bytes, out.len() / self.elements);
-        match path {
-            Path::Fast => (self.fast)(blocks, out),
-            Path::Plain => (self.plain)(blocks, out),
-        }
+        (self.values)(blocks, out);
     }
 }
 
@@ -142,16 +174,16 @@ static FORMATS: [Format; 16] = [
     Format::of::<float::F32>(),
     Format::of::<float::F16>(),
     Format::of::<float::Bf16>(),
-    Format::of::<q4_0::Q4_0>(),
-    Format::hot::<q4_1::Q4_1>(),
-    Format::hot::<q5_0::Q5_0>(),
-    Format::of::<q5_1::Q5_1>(),
-    Format::hot::<q8_0::Q8_0>(),
+    Format::coded::<q4_0::Q4_0>(),
+    Format::coded::<q4_1::Q4_1>(),
+    Format::coded::<q5_0::Q5_0>(),
+    Format::coded::<q5_1::Q5_1>(),
+    Format::coded::<q8_0::Q8_0>(),
     Format::of::<q2_k::Q2K>(),
     Format::of::<q3_k::Q3K>(),
-    Format::hot::<q4_k::Q4K>(),
-    Format::of::<q5_k::Q5K>(),
-    Format::hot::<q6_k::Q6K>(),
+    Format::coded::<q4_k::Q4K>(),
+    Format::coded::<q5_k::Q5K>(),
+    Format::coded::<q6_k::Q6K>(),
     Format::of::<table::Iq4Nl>(),
     Format::of::<table::Iq4Xs>(),
     Format::of::<table::Mxfp4>(),

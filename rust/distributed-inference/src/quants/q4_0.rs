@@ -6,7 +6,11 @@
 //! ```
 //! value = d · (q − 8)
 
-use super::{Block, half};
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+use super::simd;
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use super::{Block, Codes, half};
 
 pub struct Q4_0;
 
@@ -22,6 +26,41 @@ impl Block for Q4_0 {
         for ((byte, low), high) in block[2..18].iter().zip(low).zip(high) {
             *low = d * (f32::from(byte & 15) - 8.0);
             *high = d * (f32::from(byte >> 4) - 8.0);
+        }
+    }
+}
+
+impl Codes for Q4_0 {
+    const OFFSET: i32 = 8;
+    const LARGEST: u32 = 15;
+
+    #[inline(always)]
+    fn halves(block: &[u8]) -> [u16; 2] {
+        [u16::from_le_bytes([block[0], block[1]]), 0]
+    }
+
+    fn codes(block: &[u8], out: &mut [u8]) {
+        for (i, byte) in block[2..18].iter().enumerate() {
+            (out[i], out[i + 16]) = (byte & 15, byte >> 4);
+        }
+    }
+
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            let (low, high) = simd::nibbles(simd::sixteen(block.add(2)));
+            take(0, [low, high]);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, core::arch::x86_64::__m256i)) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            take(0, x86::nibbles(block.add(2)));
         }
     }
 }

@@ -9,7 +9,9 @@
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use super::simd;
-use super::{Block, half};
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use super::{Block, Codes, half};
 
 pub struct Q4_1;
 
@@ -29,13 +31,37 @@ impl Block for Q4_1 {
     }
 }
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-impl simd::Sixteens for Q4_1 {
+impl Codes for Q4_1 {
+    const MINS: bool = true;
+    const LARGEST: u32 = 15;
+
     #[inline(always)]
-    fn sixteens(block: &[u8], mut take: impl FnMut(simd::Sixteen)) {
-        let (d, m) = (half(block, 0), half(block, 2));
-        let (low, high) = simd::nibbles(simd::load(&block[4..20]));
-        take(simd::scaled_plus(low, d, m));
-        take(simd::scaled_plus(high, d, m));
+    fn halves(block: &[u8]) -> [u16; 2] {
+        [u16::from_le_bytes([block[0], block[1]]), u16::from_le_bytes([block[2], block[3]])]
+    }
+
+    fn codes(block: &[u8], out: &mut [u8]) {
+        for (i, byte) in block[4..20].iter().enumerate() {
+            (out[i], out[i + 16]) = (byte & 15, byte >> 4);
+        }
+    }
+
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            let (low, high) = simd::nibbles(simd::sixteen(block.add(4)));
+            take(0, [low, high]);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, core::arch::x86_64::__m256i)) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            take(0, x86::nibbles(block.add(4)));
+        }
     }
 }

@@ -10,7 +10,9 @@
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use super::simd;
-use super::{Block, half, scales_and_mins};
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use super::{Block, Codes, Subs, half, scales_and_mins};
 
 pub struct Q4K;
 
@@ -34,22 +36,54 @@ impl Block for Q4K {
     }
 }
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-impl simd::Sixteens for Q4K {
+impl Codes for Q4K {
+    const MINS: bool = true;
+    const LARGEST: u32 = 15;
+    const SUBS: Subs = Subs::ScalesAndMins;
+
     #[inline(always)]
-    fn sixteens(block: &[u8], mut take: impl FnMut(simd::Sixteen)) {
-        let (d, dmin) = (half(block, 0), half(block, 2));
-        let packed = simd::load(&scales_and_mins(&block[4..16]));
-        let subs = simd::eight_and_eight(packed, d, dmin);
-        for (pair, bytes) in block[16..144].chunks_exact(32).enumerate() {
-            let first = simd::nibbles(simd::load(&bytes[..16]));
-            let second = simd::nibbles(simd::load(&bytes[16..]));
-            let (d, m) = (subs[2 * pair], subs[2 * pair + 8]);
-            take(simd::scaled_minus(first.0, d, m));
-            take(simd::scaled_minus(second.0, d, m));
-            let (d, m) = (subs[2 * pair + 1], subs[2 * pair + 9]);
-            take(simd::scaled_minus(first.1, d, m));
-            take(simd::scaled_minus(second.1, d, m));
+    fn halves(block: &[u8]) -> [u16; 2] {
+        [u16::from_le_bytes([block[0], block[1]]), u16::from_le_bytes([block[2], block[3]])]
+    }
+
+    #[inline(always)]
+    fn subs(block: &[u8]) -> [u8; 16] {
+        scales_and_mins(&block[4..16])
+    }
+
+    fn codes(block: &[u8], out: &mut [u8]) {
+        for (sub, out) in out.chunks_exact_mut(32).enumerate() {
+            let bytes = &block[16 + sub / 2 * 32..][..32];
+            for (code, byte) in out.iter_mut().zip(bytes) {
+                *code = byte >> (4 * (sub % 2)) & 15;
+            }
+        }
+    }
+
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            for i in 0..4 {
+                let first = simd::nibbles(simd::sixteen(block.add(16 + 32 * i)));
+                let second = simd::nibbles(simd::sixteen(block.add(32 + 32 * i)));
+                take(2 * i, [first.0, second.0]);
+                take(2 * i + 1, [first.1, second.1]);
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, core::arch::x86_64::__m256i)) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            for i in 0..4 {
+                let bytes = x86::load(block.add(16 + 32 * i));
+                take(2 * i, x86::low::<0>(bytes));
+                take(2 * i + 1, x86::low::<4>(bytes));
+            }
         }
     }
 }

@@ -9,7 +9,9 @@
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use super::simd;
-use super::{Block, half};
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use super::{Block, Codes, half};
 
 pub struct Q5_0;
 
@@ -31,15 +33,41 @@ impl Block for Q5_0 {
     }
 }
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-impl simd::Sixteens for Q5_0 {
+impl Codes for Q5_0 {
+    const OFFSET: i32 = 16;
+    const LARGEST: u32 = 31;
+
     #[inline(always)]
-    fn sixteens(block: &[u8], mut take: impl FnMut(simd::Sixteen)) {
-        let d = half(block, 0);
-        let (low, high) = simd::nibbles(simd::load(&block[6..22]));
-        let low = simd::with_bit(low, simd::spread_bits([block[2], block[3]]), 16);
-        let high = simd::with_bit(high, simd::spread_bits([block[4], block[5]]), 16);
-        take(simd::scaled(simd::minus(low, 16), d));
-        take(simd::scaled(simd::minus(high, 16), d));
+    fn halves(block: &[u8]) -> [u16; 2] {
+        [u16::from_le_bytes([block[0], block[1]]), 0]
+    }
+
+    fn codes(block: &[u8], out: &mut [u8]) {
+        let fifth = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
+        for (i, byte) in block[6..22].iter().enumerate() {
+            out[i] = byte & 15 | ((fifth >> i & 1) << 4) as u8;
+            out[i + 16] = byte >> 4 | ((fifth >> (i + 16) & 1) << 4) as u8;
+        }
+    }
+
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            let (low, high) = simd::nibbles(simd::sixteen(block.add(6)));
+            let (first, second) = (simd::fifths(block.add(2)), simd::fifths(block.add(4)));
+            take(0, [simd::joined(low, first), simd::joined(high, second)]);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, core::arch::x86_64::__m256i)) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            let (low, fifth) = (x86::nibbles(block.add(6)), x86::fifths(block.add(2)));
+            take(0, core::arch::x86_64::_mm256_or_si256(low, fifth));
+        }
     }
 }

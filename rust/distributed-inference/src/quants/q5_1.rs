@@ -8,7 +8,11 @@
 //! ```
 //! value = d · q + m
 
-use super::{Block, half};
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+use super::simd;
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use super::{Block, Codes, half};
 
 pub struct Q5_1;
 
@@ -26,6 +30,45 @@ impl Block for Q5_1 {
             let high = u32::from(byte >> 4) | (fifth >> (i + 16) & 1) << 4;
             out[i] = d * low as f32 + m;
             out[i + 16] = d * high as f32 + m;
+        }
+    }
+}
+
+impl Codes for Q5_1 {
+    const MINS: bool = true;
+    const LARGEST: u32 = 31;
+
+    #[inline(always)]
+    fn halves(block: &[u8]) -> [u16; 2] {
+        [u16::from_le_bytes([block[0], block[1]]), u16::from_le_bytes([block[2], block[3]])]
+    }
+
+    fn codes(block: &[u8], out: &mut [u8]) {
+        let fifth = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
+        for (i, byte) in block[8..24].iter().enumerate() {
+            out[i] = byte & 15 | ((fifth >> i & 1) << 4) as u8;
+            out[i + 16] = byte >> 4 | ((fifth >> (i + 16) & 1) << 4) as u8;
+        }
+    }
+
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            let (low, high) = simd::nibbles(simd::sixteen(block.add(8)));
+            let (first, second) = (simd::fifths(block.add(4)), simd::fifths(block.add(6)));
+            take(0, [simd::joined(low, first), simd::joined(high, second)]);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, core::arch::x86_64::__m256i)) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            let (low, fifth) = (x86::nibbles(block.add(8)), x86::fifths(block.add(4)));
+            take(0, core::arch::x86_64::_mm256_or_si256(low, fifth));
         }
     }
 }

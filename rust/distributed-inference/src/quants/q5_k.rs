@@ -9,7 +9,11 @@
 //! ```
 //! value = (d · scale) · q − (dmin · min)
 
-use super::{Block, half, scales_and_mins};
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+use super::simd;
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use super::{Block, Codes, Subs, half, scales_and_mins};
 
 pub struct Q5K;
 
@@ -30,6 +34,66 @@ impl Block for Q5K {
             for ((value, byte), high) in values.iter_mut().zip(bytes).zip(fifth) {
                 let q = (byte >> shift & 15) | (high >> sub & 1) << 4;
                 *value = sub_d * f32::from(q) - sub_m;
+            }
+        }
+    }
+}
+
+impl Codes for Q5K {
+    const MINS: bool = true;
+    const LARGEST: u32 = 31;
+    const SUBS: Subs = Subs::ScalesAndMins;
+
+    #[inline(always)]
+    fn halves(block: &[u8]) -> [u16; 2] {
+        [u16::from_le_bytes([block[0], block[1]]), u16::from_le_bytes([block[2], block[3]])]
+    }
+
+    #[inline(always)]
+    fn subs(block: &[u8]) -> [u8; 16] {
+        scales_and_mins(&block[4..16])
+    }
+
+    fn codes(block: &[u8], out: &mut [u8]) {
+        for (sub, out) in out.chunks_exact_mut(32).enumerate() {
+            let bytes = &block[48 + sub / 2 * 32..][..32];
+            for (i, (code, byte)) in out.iter_mut().zip(bytes).enumerate() {
+                *code = byte >> (4 * (sub % 2)) & 15 | (block[16 + i] >> sub & 1) << 4;
+            }
+        }
+    }
+
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            let fifths = [simd::sixteen(block.add(16)), simd::sixteen(block.add(32))];
+            for i in 0..4 {
+                let first = simd::nibbles(simd::sixteen(block.add(48 + 32 * i)));
+                let second = simd::nibbles(simd::sixteen(block.add(64 + 32 * i)));
+                let bit = |part: usize, sub: usize| simd::bit_as_fifth(fifths[part], sub);
+                take(2 * i, [simd::joined(first.0, bit(0, 2 * i)), simd::joined(second.0, bit(1, 2 * i))]);
+                take(
+                    2 * i + 1,
+                    [simd::joined(first.1, bit(0, 2 * i + 1)), simd::joined(second.1, bit(1, 2 * i + 1))],
+                );
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, core::arch::x86_64::__m256i)) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            let fifths = x86::load(block.add(16));
+            for i in 0..4 {
+                let bytes = x86::load(block.add(48 + 32 * i));
+                let with =
+                    |low, sub| core::arch::x86_64::_mm256_or_si256(low, x86::bit_as_fifth(fifths, sub));
+                take(2 * i, with(x86::low::<0>(bytes), 2 * i));
+                take(2 * i + 1, with(x86::low::<4>(bytes), 2 * i + 1));
             }
         }
     }

@@ -14,7 +14,9 @@
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use super::simd;
-use super::{Block, half};
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use super::{Block, Codes, Subs, half};
 
 pub struct Q6K;
 
@@ -37,27 +39,6 @@ impl Block for Q6K {
     }
 }
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-impl simd::Sixteens for Q6K {
-    #[inline(always)]
-    fn sixteens(block: &[u8], mut take: impl FnMut(simd::Sixteen)) {
-        let d = half(block, 208);
-        for at in 0..2 {
-            let low = |part: usize| simd::nibbles(simd::load(&block[64 * at + 16 * part..][..16]));
-            let high =
-                |part: usize| simd::pairs_of_bits(simd::load(&block[128 + 32 * at + 16 * part..][..16]));
-            let (lows, highs) = ([low(0), low(1), low(2), low(3)], [high(0), high(1)]);
-            for sub in 0..8 {
-                let (group, part) = (sub / 2, sub % 2);
-                let nibbles = lows[2 * (group % 2) + part];
-                let nibble = if group < 2 { nibbles.0 } else { nibbles.1 };
-                let q = simd::minus(simd::joined(nibble, highs[part][group]), 32);
-                take(simd::scaled(q, d * f32::from(block[192 + 8 * at + sub] as i8)));
-            }
-        }
-    }
-}
-
 /// Where a sub-block's low and high bits begin, and by how much each is shifted.
 #[inline(always)]
 fn places(sub: usize) -> (usize, usize, u32, u32) {
@@ -65,4 +46,70 @@ fn places(sub: usize) -> (usize, usize, u32, u32) {
     let low = 64 * half + 32 * (group % 2) + 16 * part;
     let high = 128 + 32 * half + 16 * part;
     (low, high, 4 * (group / 2) as u32, 2 * group as u32)
+}
+
+impl Codes for Q6K {
+    const UNIT: usize = 16;
+    const OFFSET: i32 = 32;
+    const LARGEST: u32 = 63;
+    const SUBS: Subs = Subs::Scales { at: 192, d: 208 };
+
+    #[inline(always)]
+    fn halves(block: &[u8]) -> [u16; 2] {
+        [u16::from_le_bytes([block[208], block[209]]), 0]
+    }
+
+    #[inline(always)]
+    fn subs(block: &[u8]) -> [u8; 16] {
+        block[192..208].try_into().expect("sixteen bytes")
+    }
+
+    fn codes(block: &[u8], out: &mut [u8]) {
+        for (sub, out) in out.chunks_exact_mut(16).enumerate() {
+            let (low, high, nibble, pair) = places(sub);
+            for (i, code) in out.iter_mut().enumerate() {
+                *code = (block[low + i] >> nibble & 15) | (block[high + i] >> pair & 3) << 4;
+            }
+        }
+    }
+
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            for at in 0..2 {
+                let low = |part: usize| simd::nibbles(simd::sixteen(block.add(64 * at + 16 * part)));
+                let high =
+                    |part: usize| simd::pairs_of_bits(simd::sixteen(block.add(128 + 32 * at + 16 * part)));
+                let (lows, highs) = ([low(0), low(1), low(2), low(3)], [high(0), high(1)]);
+                for group in 0..4 {
+                    let nibbles = |part: usize| {
+                        let both = lows[2 * (group % 2) + part];
+                        if group < 2 { both.0 } else { both.1 }
+                    };
+                    take(4 * at + group, [0, 1].map(|part| simd::joined(nibbles(part), highs[part][group])));
+                }
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, core::arch::x86_64::__m256i)) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            use core::arch::x86_64::{_mm256_and_si256, _mm256_or_si256, _mm256_set1_epi8};
+            use core::arch::x86_64::{_mm256_slli_epi16, _mm256_srli_epi16};
+            for at in 0..2 {
+                let (first, second) = (x86::load(block.add(64 * at)), x86::load(block.add(64 * at + 32)));
+                let high = x86::load(block.add(128 + 32 * at));
+                let pair = |shifted| _mm256_and_si256(shifted, _mm256_set1_epi8(0x30));
+                take(4 * at, _mm256_or_si256(x86::low::<0>(first), pair(_mm256_slli_epi16::<4>(high))));
+                take(4 * at + 1, _mm256_or_si256(x86::low::<0>(second), pair(_mm256_slli_epi16::<2>(high))));
+                take(4 * at + 2, _mm256_or_si256(x86::low::<4>(first), pair(high)));
+                take(4 * at + 3, _mm256_or_si256(x86::low::<4>(second), pair(_mm256_srli_epi16::<2>(high))));
+            }
+        }
+    }
 }

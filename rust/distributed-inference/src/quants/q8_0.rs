@@ -8,7 +8,9 @@
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use super::simd;
-use super::{Block, half};
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use super::{Block, Codes, half};
 
 pub struct Q8_0;
 
@@ -26,12 +28,40 @@ impl Block for Q8_0 {
     }
 }
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-impl simd::Sixteens for Q8_0 {
+impl Codes for Q8_0 {
+    const OFFSET: i32 = 128;
+    const LARGEST: u32 = 255;
+
     #[inline(always)]
-    fn sixteens(block: &[u8], mut take: impl FnMut(simd::Sixteen)) {
-        let d = half(block, 0);
-        take(simd::scaled(simd::load(&block[2..18]), d));
-        take(simd::scaled(simd::load(&block[18..34]), d));
+    fn halves(block: &[u8]) -> [u16; 2] {
+        [u16::from_le_bytes([block[0], block[1]]), 0]
+    }
+
+    fn codes(block: &[u8], out: &mut [u8]) {
+        for (code, byte) in out.iter_mut().zip(&block[2..34]) {
+            *code = byte ^ 0x80;
+        }
+    }
+
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            take(
+                0,
+                [simd::flipped(simd::sixteen(block.add(2))), simd::flipped(simd::sixteen(block.add(18)))],
+            );
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, core::arch::x86_64::__m256i)) {
+        // SAFETY: everything lies within the block.
+        unsafe {
+            use core::arch::x86_64::{_mm256_set1_epi8, _mm256_xor_si256};
+            take(0, _mm256_xor_si256(x86::load(block.add(2)), _mm256_set1_epi8(-128)));
+        }
     }
 }

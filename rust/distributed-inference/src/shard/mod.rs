@@ -198,8 +198,9 @@ impl Shard {
         let bytes = inputs.slice("rows of the head", at, length)?;
         let weights =
             Weights::new("rows of the head", Format::of_type(format)?, hidden, n_rows as usize, bytes)?;
-        matmul(&weights, &scratch[..self.targets.len() * hidden], |i, batch_row, value| {
-            persistent[self.targets[batch_row] * stride + next + i] = value;
+        matmul(&weights, &scratch[..self.targets.len() * hidden], |first, batch_row, values| {
+            let at = self.targets[batch_row] * stride + next + first;
+            persistent[at..at + values.len()].copy_from_slice(values);
         });
         self.next = Some(next + n_rows as usize);
         self.arena_peak = self.arena_peak.max((at as usize + length as usize).saturating_sub(arena_at));

@@ -341,25 +341,35 @@ impl Station {
                     Tensor::K => (k, self.config.kv_dim(), bias(Vector::KBias)),
                     _ => (v, self.config.kv_dim(), bias(Vector::VBias)),
                 };
-                matmul(weights, normed, |i, batch_row, value| {
-                    out[batch_row * width + row + i] = value + bias.map_or(0.0, |bias| bias[i]);
+                matmul(weights, normed, |first, batch_row, values| {
+                    let out = &mut out[batch_row * width + row + first..][..values.len()];
+                    match bias {
+                        Some(bias) => {
+                            for ((out, value), bias) in out.iter_mut().zip(values).zip(&bias[first..]) {
+                                *out = value + bias;
+                            }
+                        }
+                        None => out.copy_from_slice(values),
+                    }
                 });
             }
-            Tensor::O => {
-                let mixed = self.heads(work).mixed;
-                matmul(weights, mixed, |i, batch_row, value| residual[batch_row * hidden + row + i] += value);
+            Tensor::O | Tensor::Down => {
+                let inputs = match tensor {
+                    Tensor::O => self.heads(work).mixed,
+                    _ => &mut work[..n_rows * ffn],
+                };
+                matmul(weights, inputs, |first, batch_row, values| {
+                    let residual = &mut residual[batch_row * hidden + row + first..][..values.len()];
+                    residual.iter_mut().zip(values).for_each(|(residual, value)| *residual += value);
+                });
             }
-            Tensor::Gate => {
-                matmul(weights, normed, |i, batch_row, value| work[batch_row * ffn + row + i] = value);
-            }
-            Tensor::Up => matmul(weights, normed, |i, batch_row, value| {
-                let gate = &mut work[batch_row * ffn + row + i];
-                *gate = silu(*gate) * value;
+            Tensor::Gate => matmul(weights, normed, |first, batch_row, values| {
+                work[batch_row * ffn + row + first..][..values.len()].copy_from_slice(values);
             }),
-            Tensor::Down => {
-                let gated = &work[..n_rows * ffn];
-                matmul(weights, gated, |i, batch_row, value| residual[batch_row * hidden + row + i] += value);
-            }
+            Tensor::Up => matmul(weights, normed, |first, batch_row, values| {
+                let gates = &mut work[batch_row * ffn + row + first..][..values.len()];
+                gates.iter_mut().zip(values).for_each(|(gate, value)| *gate = silu(*gate) * value);
+            }),
         }
     }
 

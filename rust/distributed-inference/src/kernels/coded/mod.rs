@@ -1,0 +1,579 @@
+//! Products of integer activations with the integer codes of quantised weights.
+//!
+//! A weight is `scale · (code − offset)` or `scale · code − minimum`, with one scale for a unit of 16 or 32
+//! elements; an activation is `step · X` (see [`crate::kernels::acts`]). One row's result is
+//!
+//! ```text
+//! sum = 0
+//! for every unit, in order:
+//!     sum += (scale · step) · f32(Σ code · X − offset · ΣX)
+//!     sum −= minimum · (step · f32(ΣX))                        where weights have minimums
+//! ```
+//!
+//! in f32, each operation rounded on its own. The integers are exact and fit 32 bits, so nothing but this
+//! order decides the bits: not the instructions, the lanes, nor the rows beside it. [`plain`] is that sentence
+//! as code. One row of activations is multiplied by [`matvec`], with weight rows in the lanes of a vector;
+//! more by [`tile`], with activation rows in the lanes.
+
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod wasm;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use super::acts::{Acts, BLOCK, Wanted, integers_of};
+use crate::quants::{Codes, Subs};
+
+/// Most weight rows that are multiplied together.
+const MOST_ROWS: usize = 8;
+/// Elements of a row that are unpacked at a time: whole blocks of every format.
+const PANEL: usize = 256;
+/// Most units of a panel.
+const PANEL_UNITS: usize = PANEL / 16;
+/// Weight rows that [`Tile`] is called with at most: a multiple of [`MOST_ROWS`].
+pub const BAND: usize = 64;
+
+/// Weight rows: the first byte of each and how many there are.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    /// Whole rows.
+    pub bytes: &'a [u8],
+    /// Bytes of one.
+    pub row_bytes: usize,
+}
+
+impl Rows<'_> {
+    fn count(&self) -> usize {
+        self.bytes.len() / self.row_bytes
+    }
+
+    /// The blocks of rows from `row` on, each row's first; the last row stands in for those after it.
+    fn starts(&self, row: usize) -> [*const u8; MOST_ROWS] {
+        let last = self.count() - 1;
+        std::array::from_fn(|i| self.bytes[(row + i).min(last) * self.row_bytes..].as_ptr())
+    }
+}
+
+/// Writes the product of every weight row with one row of activations.
+pub type Matvec = unsafe fn(Rows<'_>, &Acts<'_>, &mut [f32]);
+/// Writes the products of up to [`BAND`] weight rows with groups of activations: [weight row, activation row].
+pub type Tile = unsafe fn(Rows<'_>, &Acts<'_>, Layout, Unpack, &mut [f32]);
+/// Unpacks consecutive blocks of a few rows, whose first bytes are given.
+pub type Unpack = unsafe fn(&[*const u8; MOST_ROWS], usize, &mut Panel);
+
+/// The blocks of a format.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    elements: usize,
+    bytes: usize,
+}
+
+/// The kernels of a format on this host.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    /// For one row of activations.
+    pub matvec: Matvec,
+    /// For more.
+    pub tile: Tile,
+    /// For `tile`.
+    pub unpack: Unpack,
+    /// Lanes that `tile` wants its activations in.
+    pub lanes: usize,
+    /// Whether they want 16-bit activations.
+    pub wide: bool,
+}
+
+/// A coded format as the front of the kernels uses it.
+pub struct Coded {
+    reading: Reading,
+    /// The kernels for what this host can do; none where there is nothing but the plain twin.
+    kernels: fn() -> Option<Kernels>,
+}
+
+impl Coded {
+    /// The kernels of a format.
+    pub const fn of<F: Codes>() -> Self {
+        Self {
+            reading: Reading {
+                layout: Layout { elements: F::ELEMENTS, bytes: F::BYTES },
+                unit: F::UNIT,
+                offset: F::OFFSET,
+                mins: F::MINS,
+                codes: F::codes,
+                scale: scale::<F>,
+            },
+            kernels: kernels::<F>,
+        }
+    }
+
+    /// The fastest kernels of this host.
+    pub fn kernels(&self) -> Option<Kernels> {
+        (self.kernels)()
+    }
+
+    /// The blocks.
+    pub fn layout(&self) -> Layout {
+        self.reading.layout
+    }
+
+    /// The plain twin of all kernels: one weight row times one row of activations.
+    pub fn plain(&self, row: &[u8], x: &[f32]) -> f32 {
+        plain(&self.reading, row, x)
+    }
+
+    /// What the kernels want of activations.
+    pub fn wanted(&self, cols: usize, lanes: usize, wide: bool) -> Wanted {
+        let Reading { unit, offset, mins, .. } = self.reading;
+        Wanted { cols, lanes, wide, unit, offset, mins }
+    }
+}
+
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+use wasm::kernels;
+#[cfg(target_arch = "x86_64")]
+use x86::kernels;
+
+#[cfg(not(any(all(target_arch = "wasm32", target_feature = "simd128"), target_arch = "x86_64")))]
+fn kernels<F: Codes>() -> Option<Kernels> {
+    None
+}
+
+/// The plain reading of a format: its units, and the functions that read codes and scales.
+#[derive(Clone, Copy)]
+struct Reading {
+    layout: Layout,
+    unit: usize,
+    offset: i32,
+    mins: bool,
+    codes: fn(&[u8], &mut [u8]),
+    scale: fn(&[u8], usize) -> (f32, f32),
+}
+
+/// The definition: one weight row times one row of activations.
+fn plain(reading: &Reading, row: &[u8], x: &[f32]) -> f32 {
+    let Reading { layout, unit, offset, mins, .. } = *reading;
+    let mut sum = 0.0;
+    let mut codes = [0u8; PANEL];
+    let mut integers = [0i32; BLOCK];
+    for (block, x) in row.chunks_exact(layout.bytes).zip(x.chunks_exact(layout.elements)) {
+        (reading.codes)(block, &mut codes[..layout.elements]);
+        let mut step = 0.0;
+        for at in (0..layout.elements).step_by(unit) {
+            if at % BLOCK == 0 {
+                step = integers_of(x[at..at + BLOCK].try_into().expect("a block"), &mut integers);
+            }
+            let integers = &integers[at % BLOCK..][..unit];
+            let total: i32 = integers.iter().sum();
+            let products: i32 = codes[at..].iter().zip(integers).map(|(code, x)| i32::from(*code) * x).sum();
+            let (scale, minimum) = (reading.scale)(block, at / unit);
+            sum += (scale * step) * (products - offset * total) as f32;
+            if mins {
+                sum -= minimum * (step * total as f32);
+            }
+        }
+    }
+    sum
+}
+
+/// Scale and minimum of a unit.
+fn scale<F: Codes>(block: &[u8], unit: usize) -> (f32, f32) {
+    let [d, m] = F::halves(block).map(crate::quants::from_half);
+    match F::SUBS {
+        Subs::None => (d, -m),
+        Subs::ScalesAndMins => {
+            let subs = F::subs(block);
+            (d * f32::from(subs[unit]), m * f32::from(subs[unit + 8]))
+        }
+        Subs::Scales { .. } => (d * f32::from(F::subs(block)[unit] as i8), 0.0),
+    }
+}
+
+/// The instructions of a host, as the two kernels need them.
+///
+/// # Safety
+/// Whoever calls a function of it has made sure that the processor has the instructions, and that pointers can
+/// be read or written as far as the function's comment says.
+#[allow(dead_code, missing_docs)]
+trait Isa {
+    /// Weight rows in a vector.
+    const ROWS: usize;
+    /// Activation rows in a vector.
+    const LANES: usize;
+    /// Weight rows whose sums [`tile`] keeps in registers at once.
+    const TILE_ROWS: usize;
+    /// Whether activations are 16-bit integers.
+    const WIDE: bool;
+
+    /// The codes of 32 elements.
+    type Pair: Copy;
+    /// Partial sums of the products of 32 elements, of each unit apart.
+    type Part: Copy;
+    /// An integer for each weight row.
+    type Ints: Copy;
+    /// A float for each weight row.
+    type Floats: Copy;
+
+    unsafe fn pairs<F: Codes>(block: *const u8, take: impl FnMut(usize, Self::Pair));
+    unsafe fn no_part() -> Self::Part;
+    /// Products of 32 codes and the 64 bytes of their activations.
+    unsafe fn part<const UNIT: usize>(codes: Self::Pair, x: *const u8) -> Self::Part;
+    /// Whole sums of each unit.
+    unsafe fn reduce<const UNIT: usize>(parts: &[Self::Part; MOST_ROWS]) -> [Self::Ints; 2];
+    unsafe fn less(a: Self::Ints, b: i32) -> Self::Ints;
+    unsafe fn floats(a: Self::Ints) -> Self::Floats;
+    unsafe fn splat(a: f32) -> Self::Floats;
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    unsafe fn sub(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// The half-precision numbers `at` bytes into each block.
+    unsafe fn halves(blocks: &[*const u8; MOST_ROWS], at: usize) -> Self::Floats;
+    /// The half-precision numbers in the lower halves of integers.
+    unsafe fn halves_of(bits: Self::Ints) -> Self::Floats;
+    /// The four words `at` bytes into each block: first of all rows, then second, and so on.
+    unsafe fn words(blocks: &[*const u8; MOST_ROWS], at: usize) -> [Self::Ints; 4];
+    unsafe fn and(a: Self::Ints, b: u32) -> Self::Ints;
+    unsafe fn or(a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    unsafe fn left<const BITS: u32>(a: Self::Ints) -> Self::Ints;
+    unsafe fn right<const BITS: u32>(a: Self::Ints) -> Self::Ints;
+    /// Byte `BYTE` of each integer, unsigned and signed.
+    #[inline(always)]
+    unsafe fn byte<const BYTE: usize>(a: Self::Ints) -> Self::Floats {
+        // SAFETY: as for everything here.
+        unsafe {
+            let moved = match BYTE {
+                0 => a,
+                1 => Self::right::<8>(a),
+                2 => Self::right::<16>(a),
+                _ => Self::right::<24>(a),
+            };
+            Self::floats(if BYTE == 3 { moved } else { Self::and(moved, 0xFF) })
+        }
+    }
+    unsafe fn signed_byte<const BYTE: usize>(a: Self::Ints) -> Self::Floats;
+    unsafe fn store(a: Self::Floats, out: *mut f32);
+
+    /// An integer for each activation row.
+    type LaneInts: Copy;
+    /// A float for each activation row.
+    type LaneFloats: Copy;
+
+    /// Writes 32 codes in their order: as bytes, or as 16-bit integers.
+    unsafe fn write(codes: Self::Pair, out: *mut u8);
+    unsafe fn lane_zero() -> Self::LaneInts;
+    /// Four bytes, for every lane.
+    unsafe fn lane_splat(word: *const u8) -> Self::LaneInts;
+    unsafe fn lane_load(at: *const u8) -> Self::LaneInts;
+    /// `sums` plus the products of codes and activations.
+    unsafe fn lane_dot(sums: Self::LaneInts, codes: Self::LaneInts, x: Self::LaneInts) -> Self::LaneInts;
+    /// Times 256.
+    unsafe fn lane_shift(a: Self::LaneInts) -> Self::LaneInts;
+    unsafe fn lane_less(a: Self::LaneInts, b: Self::LaneInts) -> Self::LaneInts;
+    unsafe fn lane_floats(a: Self::LaneInts) -> Self::LaneFloats;
+    unsafe fn lane_load_floats(at: *const f32) -> Self::LaneFloats;
+    unsafe fn lane_store_floats(a: Self::LaneFloats, at: *mut f32);
+    unsafe fn lane_float(a: f32) -> Self::LaneFloats;
+    unsafe fn lane_mul(a: Self::LaneFloats, b: Self::LaneFloats) -> Self::LaneFloats;
+    unsafe fn lane_add(a: Self::LaneFloats, b: Self::LaneFloats) -> Self::LaneFloats;
+    unsafe fn lane_sub(a: Self::LaneFloats, b: Self::LaneFloats) -> Self::LaneFloats;
+}
+
+/// Scales and minimums of the units of one block of [`Isa::ROWS`] rows.
+#[inline(always)]
+unsafe fn scales<S: Isa, F: Codes>(
+    blocks: &[*const u8; MOST_ROWS],
+    s: &mut [S::Floats; PANEL_UNITS],
+    m: &mut [S::Floats; PANEL_UNITS],
+) {
+    // SAFETY: a block has `F::BYTES` bytes, and whoever calls has made sure of the instructions.
+    unsafe {
+        match F::SUBS {
+            Subs::None => {
+                s[0] = S::halves(blocks, 0);
+                if F::MINS {
+                    m[0] = S::mul(S::halves(blocks, 2), S::splat(-1.0));
+                }
+            }
+            Subs::ScalesAndMins => {
+                // As `scales_and_mins`, for all rows at once.
+                let [both, scales, mins, rest] = S::words(blocks, 0);
+                let (d, dmin) = (S::halves_of(both), S::halves_of(S::right::<16>(both)));
+                let high = |word| S::left::<4>(S::and(S::right::<6>(word), 0x0303_0303));
+                let words = [
+                    S::and(scales, 0x3F3F_3F3F),
+                    S::or(S::and(rest, 0x0F0F_0F0F), high(scales)),
+                    S::and(mins, 0x3F3F_3F3F),
+                    S::or(S::and(S::right::<4>(rest), 0x0F0F_0F0F), high(mins)),
+                ];
+                for i in 0..2 {
+                    let (scales, mins) = (words[i], words[i + 2]);
+                    s[4 * i] = S::mul(d, S::byte::<0>(scales));
+                    s[4 * i + 1] = S::mul(d, S::byte::<1>(scales));
+                    s[4 * i + 2] = S::mul(d, S::byte::<2>(scales));
+                    s[4 * i + 3] = S::mul(d, S::byte::<3>(scales));
+                    m[4 * i] = S::mul(dmin, S::byte::<0>(mins));
+                    m[4 * i + 1] = S::mul(dmin, S::byte::<1>(mins));
+                    m[4 * i + 2] = S::mul(dmin, S::byte::<2>(mins));
+                    m[4 * i + 3] = S::mul(dmin, S::byte::<3>(mins));
+                }
+            }
+            Subs::Scales { at, d } => {
+                let d = S::halves(blocks, d);
+                for (i, word) in S::words(blocks, at).into_iter().enumerate() {
+                    s[4 * i] = S::mul(d, S::signed_byte::<0>(word));
+                    s[4 * i + 1] = S::mul(d, S::signed_byte::<1>(word));
+                    s[4 * i + 2] = S::mul(d, S::signed_byte::<2>(word));
+                    s[4 * i + 3] = S::mul(d, S::signed_byte::<3>(word));
+                }
+            }
+        }
+    }
+}
+
+/// The partial sums of one row's block.
+#[inline(always)]
+unsafe fn parts_of<S: Isa, F: Codes>(block: *const u8, x: *const u8, mut keep: impl FnMut(usize, S::Part)) {
+    // SAFETY: as in `matvec`.
+    unsafe {
+        S::pairs::<F>(block, |pair, codes| {
+            let x = x.add(pair * 2 * BLOCK);
+            keep(pair, if F::UNIT == 16 { S::part::<16>(codes, x) } else { S::part::<32>(codes, x) });
+        });
+    }
+}
+
+/// One row of activations.
+#[inline(always)]
+unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f32]) {
+    let n_rows = rows.count();
+    let n_blocks = rows.row_bytes / F::BYTES;
+    let (pairs, units) = (F::ELEMENTS / BLOCK, F::ELEMENTS / F::UNIT);
+    assert!(out.len() == n_rows && acts.wanted.lanes == 1 && acts.wanted.wide == S::WIDE);
+    assert!(acts.data.len() >= n_blocks * pairs * 16 && acts.steps.len() >= n_blocks * pairs);
+    assert!(acts.sums.len() >= n_blocks * units && acts.wanted.unit == F::UNIT);
+    // SAFETY: every row has `n_blocks` blocks and the activations have as many, as asserted. Whoever calls has
+    // made sure of the instructions.
+    unsafe {
+        let mut s = [S::splat(0.0); PANEL_UNITS];
+        let mut m = s;
+        let mut parts = [[S::no_part(); MOST_ROWS]; PANEL / BLOCK];
+        for (index, out) in out.chunks_mut(S::ROWS).enumerate() {
+            let starts = rows.starts(index * S::ROWS);
+            let mut sum = S::splat(0.0);
+            for block in 0..n_blocks {
+                let blocks = starts.map(|start| start.add(block * F::BYTES));
+                let x = acts.data.as_ptr().cast::<u8>().add(block * pairs * 2 * BLOCK);
+                if pairs == 1 {
+                    // Written out, so that the parts stay in registers.
+                    let parts = &mut parts[0];
+                    parts_of::<S, F>(blocks[0], x, |_, part| parts[0] = part);
+                    parts_of::<S, F>(blocks[1], x, |_, part| parts[1] = part);
+                    parts_of::<S, F>(blocks[2], x, |_, part| parts[2] = part);
+                    parts_of::<S, F>(blocks[3], x, |_, part| parts[3] = part);
+                    if S::ROWS == MOST_ROWS {
+                        parts_of::<S, F>(blocks[4], x, |_, part| parts[4] = part);
+                        parts_of::<S, F>(blocks[5], x, |_, part| parts[5] = part);
+                        parts_of::<S, F>(blocks[6], x, |_, part| parts[6] = part);
+                        parts_of::<S, F>(blocks[7], x, |_, part| parts[7] = part);
+                    }
+                } else {
+                    for (row, block) in blocks.into_iter().take(S::ROWS).enumerate() {
+                        parts_of::<S, F>(block, x, |pair, part| parts[pair][row] = part);
+                    }
+                }
+                scales::<S, F>(&blocks, &mut s, &mut m);
+                for (pair, parts) in parts.iter().enumerate().take(pairs) {
+                    let step = S::splat(*acts.steps.get_unchecked(block * pairs + pair));
+                    let ints = if F::UNIT == 16 { S::reduce::<16>(parts) } else { S::reduce::<32>(parts) };
+                    for (i, ints) in ints.into_iter().enumerate().take(BLOCK / F::UNIT) {
+                        let unit = pair * (BLOCK / F::UNIT) + i;
+                        let kept = *acts.sums.get_unchecked(block * units + unit);
+                        let ints = if F::MINS { ints } else { S::less(ints, kept as i32) };
+                        sum = S::add(sum, S::mul(S::mul(s[unit], step), S::floats(ints)));
+                        if F::MINS {
+                            sum = S::sub(sum, S::mul(m[unit], S::splat(f32::from_bits(kept))));
+                        }
+                    }
+                }
+            }
+            let mut sums = [0.0; MOST_ROWS];
+            S::store(sum, sums.as_mut_ptr());
+            out.copy_from_slice(&sums[..out.len()]);
+        }
+    }
+}
+
+/// Unpacked codes and scales of a few rows.
+#[repr(C, align(64))]
+pub struct Panel {
+    codes: [[u8; 2 * PANEL]; MOST_ROWS],
+    s: [[f32; MOST_ROWS]; PANEL_UNITS],
+    m: [[f32; MOST_ROWS]; PANEL_UNITS],
+}
+
+/// Unpacks `count` blocks of every row.
+#[inline(always)]
+unsafe fn unpack<S: Isa, F: Codes>(starts: &[*const u8; MOST_ROWS], count: usize, panel: &mut Panel) {
+    let (pairs, units) = (F::ELEMENTS / BLOCK, F::ELEMENTS / F::UNIT);
+    let bytes = if S::WIDE { 2 * BLOCK } else { BLOCK };
+    assert!(count * F::ELEMENTS <= PANEL);
+    // SAFETY: rows have as many blocks, and whoever calls has made sure of the instructions.
+    unsafe {
+        let mut s = [S::splat(0.0); PANEL_UNITS];
+        let mut m = s;
+        for block in 0..count {
+            let blocks = starts.map(|start| start.add(block * F::BYTES));
+            for (codes, block_of_row) in panel.codes.iter_mut().zip(blocks).take(S::ROWS) {
+                let codes = codes.as_mut_ptr();
+                S::pairs::<F>(block_of_row, |pair, values| {
+                    S::write(values, codes.add((block * pairs + pair) * bytes));
+                });
+            }
+            scales::<S, F>(&blocks, &mut s, &mut m);
+            for unit in 0..units {
+                S::store(s[unit], panel.s[block * units + unit].as_mut_ptr());
+                if F::MINS {
+                    S::store(m[unit], panel.m[block * units + unit].as_mut_ptr());
+                }
+            }
+        }
+    }
+}
+
+/// Groups of rows of activations; `UNIT` and `MINS` are the format's.
+#[inline(always)]
+unsafe fn tile<S: Isa, const UNIT: usize, const MINS: bool>(
+    rows: Rows<'_>,
+    acts: &Acts<'_>,
+    layout: Layout,
+    unpack: Unpack,
+    out: &mut [f32],
+) {
+    let n_rows = rows.count();
+    let cols = acts.wanted.cols;
+    let groups = acts.steps.len() / (S::LANES * cols / BLOCK);
+    let stride = groups * S::LANES;
+    let (padded, n_blocks) = (n_rows.next_multiple_of(MOST_ROWS), rows.row_bytes / layout.bytes);
+    assert!(n_rows <= BAND && out.len() >= padded * stride && cols == n_blocks * layout.elements);
+    assert!(acts.wanted.lanes == S::LANES && acts.wanted.wide == S::WIDE && acts.wanted.unit == UNIT);
+    assert!(acts.data.len() == stride * cols / 2 && acts.sums.len() == stride * cols / UNIT);
+    out[..padded * stride].fill(0.0);
+    let mut panel = Panel {
+        codes: [[0; 2 * PANEL]; MOST_ROWS],
+        s: [[0.0; MOST_ROWS]; PANEL_UNITS],
+        m: [[0.0; MOST_ROWS]; PANEL_UNITS],
+    };
+    let blocks_of_panel = PANEL / layout.elements;
+    let code_bytes = if S::WIDE { 2 * UNIT } else { UNIT };
+    // The compiler must not know how often the innermost loop runs. It would write out all of it and sort the
+    // products by sum, each a chain of dependent instructions, with everything else on the stack.
+    let steps_of_unit = std::hint::black_box(code_bytes / 8);
+    // SAFETY: every row has `n_blocks` blocks, and activations and results are as long as asserted. Whoever calls
+    // has made sure of the instructions.
+    unsafe {
+        for row in (0..n_rows).step_by(S::ROWS) {
+            let starts = rows.starts(row);
+            for first in (0..n_blocks).step_by(blocks_of_panel) {
+                let count = blocks_of_panel.min(n_blocks - first);
+                unpack(&starts.map(|start| start.add(first * layout.bytes)), count, &mut panel);
+                let (from, n_units) = (first * layout.elements, count * layout.elements / UNIT);
+                let place = Place {
+                    n_units,
+                    steps_of_unit,
+                    data: acts.data.as_ptr().cast::<u8>().add(from * S::LANES * 2),
+                    steps: acts.steps.as_ptr().add(from / BLOCK * S::LANES),
+                    sums: acts.sums.as_ptr().add(from / UNIT * S::LANES),
+                    cols,
+                    stride,
+                };
+                for i in (0..S::ROWS).step_by(S::TILE_ROWS) {
+                    let out = out.as_mut_ptr().add((row + i) * stride);
+                    let mut group = 0;
+                    while group + 2 <= groups {
+                        multiply::<S, UNIT, MINS, 2>(&panel, i, place, group, out);
+                        group += 2;
+                    }
+                    if group < groups {
+                        multiply::<S, UNIT, MINS, 1>(&panel, i, place, group, out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where the activations of a panel lie.
+#[derive(Clone, Copy)]
+struct Place {
+    n_units: usize,
+    steps_of_unit: usize,
+    data: *const u8,
+    steps: *const f32,
+    sums: *const u32,
+    cols: usize,
+    stride: usize,
+}
+
+/// Adds the products of a panel's rows from `first` on and `G` groups to `out`.
+#[inline(always)]
+unsafe fn multiply<S: Isa, const UNIT: usize, const MINS: bool, const G: usize>(
+    panel: &Panel,
+    first: usize,
+    place: Place,
+    group: usize,
+    out: *mut f32,
+) {
+    // Bytes of a unit's codes in a plane; a step takes eight of them, and as many of every activation row.
+    let code_bytes = if S::WIDE { 2 * UNIT } else { UNIT };
+    // SAFETY: as in `tile`, which has checked all lengths.
+    unsafe {
+        let data: [*const u8; G] =
+            std::array::from_fn(|g| place.data.add((group + g) * S::LANES * place.cols * 2));
+        let steps: [*const f32; G] =
+            std::array::from_fn(|g| place.steps.add((group + g) * S::LANES * (place.cols / BLOCK)));
+        let kept: [*const u32; G] =
+            std::array::from_fn(|g| place.sums.add((group + g) * S::LANES * (place.cols / UNIT)));
+        for unit in 0..place.n_units {
+            let mut sums = [[S::lane_zero(); G]; MOST_ROWS];
+            // Within a block of 32 the units follow each other, in each plane.
+            let (block, part) = (unit * UNIT / BLOCK, unit * UNIT % BLOCK);
+            let at = (block * 2 * BLOCK + if S::WIDE { 2 * part } else { part }) * S::LANES;
+            for plane in 0..if S::WIDE { 1 } else { 2 } {
+                if plane == 1 {
+                    for sum in sums[..S::TILE_ROWS].as_flattened_mut() {
+                        *sum = S::lane_shift(*sum);
+                    }
+                }
+                let mut codes: *const u8 = panel.codes[first].as_ptr().add(unit * code_bytes);
+                let mut x = data.map(|data| data.add(at + plane * BLOCK * S::LANES));
+                for _ in 0..place.steps_of_unit {
+                    for half in 0..2 {
+                        let now = x.map(|x| S::lane_load(x.add(half * 4 * S::LANES)));
+                        for (row, sums) in sums.iter_mut().enumerate().take(S::TILE_ROWS) {
+                            let codes = S::lane_splat(codes.add(row * 2 * PANEL + 4 * half));
+                            for (sum, x) in sums.iter_mut().zip(now) {
+                                *sum = S::lane_dot(*sum, codes, x);
+                            }
+                        }
+                    }
+                    codes = codes.add(8);
+                    x = x.map(|x| x.add(8 * S::LANES));
+                }
+            }
+            for g in 0..G {
+                let step = S::lane_load_floats(steps[g].add(block * S::LANES));
+                let kept = kept[g].add(unit * S::LANES);
+                for (row, sums) in sums.iter().enumerate().take(S::TILE_ROWS) {
+                    let at = out.add(row * place.stride + (group + g) * S::LANES);
+                    let scale = S::lane_mul(S::lane_float(panel.s[unit][first + row]), step);
+                    let ints = if MINS { sums[g] } else { S::lane_less(sums[g], S::lane_load(kept.cast())) };
+                    let mut sum = S::lane_load_floats(at);
+                    sum = S::lane_add(sum, S::lane_mul(scale, S::lane_floats(ints)));
+                    if MINS {
+                        let minimum = S::lane_float(panel.m[unit][first + row]);
+                        sum = S::lane_sub(sum, S::lane_mul(minimum, S::lane_load_floats(kept.cast())));
+                    }
+                    S::lane_store_floats(sum, at);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! x86-64: AVX2 with 16-bit products, AVX-VNNI and AVX-512 VNNI with products of bytes, chosen at run time.
+
+use super::{Isa, Kernels, Layout, MOST_ROWS, Panel, Rows, Unpack};
+use crate::kernels::acts::Acts;
+use crate::quants::Codes;
+use core::arch::x86_64::*;
+use std::sync::LazyLock;
+
+/// What the processor can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Nothing that there are kernels for.
+    None,
+    /// AVX2 and F16C.
+    Avx2,
+    /// With AVX-VNNI.
+    Vnni,
+    /// With AVX-512 VNNI.
+    Avx512,
+}
+
+/// Every level that this processor has, the best one last.
+pub static LEVELS: LazyLock<Vec<Level>> = LazyLock::new(|| {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+    let vnni = avx2 && is_x86_feature_detected!("avxvnni");
+    let avx512 = avx2
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni");
+    [(true, Level::None), (avx2, Level::Avx2), (vnni, Level::Vnni), (avx512, Level::Avx512)]
+        .into_iter()
+        .filter_map(|(has, level)| has.then_some(level))
+        .collect()
+});
+
+/// The kernels of a format for the best level.
+pub fn kernels<F: Codes>() -> Option<Kernels> {
+    kernels_of::<F>(*LEVELS.last()?)
+}
+
+/// The kernels of a format for a level that the processor has.
+pub fn kernels_of<F: Codes>(level: Level) -> Option<Kernels> {
+    macro_rules! kernels {
+        ($isa:ident, $matvec:ident, $unpack:ident, $tile:ident) => {
+            Some(Kernels {
+                matvec: $matvec::<F>,
+                unpack: $unpack::<F>,
+                tile: match (F::UNIT, F::MINS) {
+                    (16, _) => $tile::<16, false>,
+                    (_, false) => $tile::<32, false>,
+                    (_, true) => $tile::<32, true>,
+                },
+                lanes: $isa::LANES,
+                wide: $isa::WIDE,
+            })
+        };
+    }
+    match level {
+        Level::None => None,
+        Level::Avx2 => kernels!(Avx2, matvec_avx2, unpack_avx2, tile_avx2),
+        Level::Vnni => kernels!(Vnni, matvec_vnni, unpack_vnni, tile_vnni),
+        Level::Avx512 => kernels!(Avx512, matvec_512, unpack_512, tile_512),
+    }
+}
+
+macro_rules! entries {
+    ($isa:ident, $matvec:ident, $unpack:ident, $tile:ident, $features:literal) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $matvec<F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f32]) {
+            // SAFETY: `kernels_of` is called for levels that the processor has.
+            unsafe { super::matvec::<$isa, F>(rows, acts, out) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn $unpack<F: Codes>(starts: &[*const u8; MOST_ROWS], count: usize, panel: &mut Panel) {
+            // SAFETY: `kernels_of` is called for levels that the processor has.
+            unsafe { super::unpack::<$isa, F>(starts, count, panel) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn $tile<const UNIT: usize, const MINS: bool>(
+            rows: Rows<'_>,
+            acts: &Acts<'_>,
+            layout: Layout,
+            unpack: Unpack,
+            out: &mut [f32],
+        ) {
+            // SAFETY: `kernels_of` is called for levels that the processor has.
+            unsafe { super::tile::<$isa, UNIT, MINS>(rows, acts, layout, unpack, out) }
+        }
+    };
+}
+entries!(Avx2, matvec_avx2, unpack_avx2, tile_avx2, "avx2,f16c");
+entries!(Vnni, matvec_vnni, unpack_vnni, tile_vnni, "avx2,f16c,avxvnni");
+entries!(Avx512, matvec_512, unpack_512, tile_512, "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni");
+
+struct Avx2;
+struct Vnni;
+struct Avx512;
+
+/// What eight weight rows in the lanes of 256 bits have in common.
+macro_rules! eight_rows {
+    () => {
+        const ROWS: usize = 8;
+        type Pair = __m256i;
+        type Part = __m256i;
+        type Ints = __m256i;
+        type Floats = __m256;
+
+        #[inline(always)]
+        unsafe fn pairs<F: Codes>(block: *const u8, take: impl FnMut(usize, __m256i)) {
+            unsafe { F::pairs(block, take) }
+        }
+        #[inline(always)]
+        unsafe fn no_part() -> __m256i {
+            unsafe { _mm256_setzero_si256() }
+        }
+        #[inline(always)]
+        unsafe fn reduce<const UNIT: usize>(p: &[__m256i; MOST_ROWS]) -> [__m256i; 2] {
+            unsafe {
+                // Each half of 128 bits has its sixteen elements' sums: rows 0 to 3, then rows 4 to 7.
+                let a = _mm256_hadd_epi32(_mm256_hadd_epi32(p[0], p[1]), _mm256_hadd_epi32(p[2], p[3]));
+                let b = _mm256_hadd_epi32(_mm256_hadd_epi32(p[4], p[5]), _mm256_hadd_epi32(p[6], p[7]));
+                let first = _mm256_permute2x128_si256::<0x20>(a, b);
+                let second = _mm256_permute2x128_si256::<0x31>(a, b);
+                if UNIT == 32 {
+                    let sum = _mm256_add_epi32(first, second);
+                    return [sum, sum];
+                }
+                [first, second]
+            }
+        }
+        #[inline(always)]
+        unsafe fn less(a: __m256i, b: i32) -> __m256i {
+            unsafe { _mm256_sub_epi32(a, _mm256_set1_epi32(b)) }
+        }
+        #[inline(always)]
+        unsafe fn floats(a: __m256i) -> __m256 {
+            unsafe { _mm256_cvtepi32_ps(a) }
+        }
+        #[inline(always)]
+        unsafe fn splat(a: f32) -> __m256 {
+            unsafe { _mm256_set1_ps(a) }
+        }
+        #[inline(always)]
+        unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_sub_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn halves(blocks: &[*const u8; MOST_ROWS], at: usize) -> __m256 {
+            unsafe {
+                let bits = blocks.map(|block| block.add(at).cast::<i16>().read_unaligned());
+                let [a, b, c, d, e, f, g, h] = bits;
+                _mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h))
+            }
+        }
+        #[inline(always)]
+        unsafe fn halves_of(bits: __m256i) -> __m256 {
+            unsafe {
+                // The lower halves of each 128 bits to their start, then beside each other.
+                let order = _mm256_set1_epi64x(0x0D0C_0908_0504_0100);
+                let packed = _mm256_permute4x64_epi64::<0b00_00_10_00>(_mm256_shuffle_epi8(bits, order));
+                _mm256_cvtph_ps(_mm256_castsi256_si128(packed))
+            }
+        }
+        #[inline(always)]
+        unsafe fn words(blocks: &[*const u8; MOST_ROWS], at: usize) -> [__m256i; 4] {
+            unsafe {
+                let row =
+                    |i: usize| _mm256_loadu2_m128i(blocks[i + 4].add(at).cast(), blocks[i].add(at).cast());
+                let (a, b, c, d) = (row(0), row(1), row(2), row(3));
+                let (low, high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+                let (low_2, high_2) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+                [
+                    _mm256_unpacklo_epi64(low, low_2),
+                    _mm256_unpackhi_epi64(low, low_2),
+                    _mm256_unpacklo_epi64(high, high_2),
+                    _mm256_unpackhi_epi64(high, high_2),
+                ]
+            }
+        }
+        #[inline(always)]
+        unsafe fn and(a: __m256i, b: u32) -> __m256i {
+            unsafe { _mm256_and_si256(a, _mm256_set1_epi32(b as i32)) }
+        }
+        #[inline(always)]
+        unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
+            unsafe { _mm256_or_si256(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn left<const BITS: u32>(a: __m256i) -> __m256i {
+            unsafe { _mm256_sll_epi32(a, _mm_cvtsi32_si128(BITS as i32)) }
+        }
+        #[inline(always)]
+        unsafe fn right<const BITS: u32>(a: __m256i) -> __m256i {
+            unsafe { _mm256_srl_epi32(a, _mm_cvtsi32_si128(BITS as i32)) }
+        }
+        #[inline(always)]
+        unsafe fn signed_byte<const BYTE: usize>(a: __m256i) -> __m256 {
+            unsafe {
+                let high =
+                    if BYTE == 3 { a } else { _mm256_sll_epi32(a, _mm_cvtsi32_si128(24 - 8 * BYTE as i32)) };
+                _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(high))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(a: __m256, out: *mut f32) {
+            unsafe { _mm256_storeu_ps(out, a) }
+        }
+    };
+}
+
+/// Activation rows in the lanes of a vector.
+macro_rules! lanes {
+    ($lanes:literal, $tile_rows:literal, $ints:ident, $floats:ident, $zero:ident, $splat:ident, $load:ident, $shift:ident, $less:ident, $convert:ident, $load_floats:ident, $store_floats:ident, $float:ident, $mul:ident, $add:ident, $sub:ident) => {
+        const LANES: usize = $lanes;
+        const TILE_ROWS: usize = $tile_rows;
+        type LaneInts = $ints;
+        type LaneFloats = $floats;
+
+        #[inline(always)]
+        unsafe fn lane_zero() -> $ints {
+            unsafe { $zero() }
+        }
+        #[inline(always)]
+        unsafe fn lane_splat(word: *const u8) -> $ints {
+            unsafe { $splat(word.cast::<i32>().read_unaligned()) }
+        }
+        #[inline(always)]
+        unsafe fn lane_load(at: *const u8) -> $ints {
+            unsafe { $load(at.cast()) }
+        }
+        #[inline(always)]
+        unsafe fn lane_shift(a: $ints) -> $ints {
+            unsafe { $shift::<8>(a) }
+        }
+        #[inline(always)]
+        unsafe fn lane_less(a: $ints, b: $ints) -> $ints {
+            unsafe { $less(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn lane_floats(a: $ints) -> $floats {
+            unsafe { $convert(a) }
+        }
+        #[inline(always)]
+        unsafe fn lane_load_floats(at: *const f32) -> $floats {
+            unsafe { $load_floats(at) }
+        }
+        #[inline(always)]
+        unsafe fn lane_store_floats(a: $floats, at: *mut f32) {
+            unsafe { $store_floats(at, a) }
+        }
+        #[inline(always)]
+        unsafe fn lane_float(a: f32) -> $floats {
+            unsafe { $float(a) }
+        }
+        #[inline(always)]
+        unsafe fn lane_mul(a: $floats, b: $floats) -> $floats {
+            unsafe { $mul(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn lane_add(a: $floats, b: $floats) -> $floats {
+            unsafe { $add(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn lane_sub(a: $floats, b: $floats) -> $floats {
+            unsafe { $sub(a, b) }
+        }
+    };
+}
+
+macro_rules! eight_lanes {
+    () => {
+        lanes!(
+            8,
+            4,
+            __m256i,
+            __m256,
+            _mm256_setzero_si256,
+            _mm256_set1_epi32,
+            _mm256_loadu_si256,
+            _mm256_slli_epi32,
+            _mm256_sub_epi32,
+            _mm256_cvtepi32_ps,
+            _mm256_loadu_ps,
+            _mm256_storeu_ps,
+            _mm256_set1_ps,
+            _mm256_mul_ps,
+            _mm256_add_ps,
+            _mm256_sub_ps
+        );
+    };
+}
+
+macro_rules! bytes_of_codes {
+    ($dot:ident) => {
+        const WIDE: bool = false;
+
+        #[inline(always)]
+        unsafe fn part<const UNIT: usize>(codes: __m256i, x: *const u8) -> __m256i {
+            unsafe {
+                let high = $dot(_mm256_setzero_si256(), codes, _mm256_loadu_si256(x.cast()));
+                $dot(_mm256_slli_epi32::<8>(high), codes, _mm256_loadu_si256(x.add(32).cast()))
+            }
+        }
+        #[inline(always)]
+        unsafe fn write(codes: __m256i, out: *mut u8) {
+            unsafe { _mm256_storeu_si256(out.cast(), codes) }
+        }
+    };
+}
+
+impl Isa for Avx2 {
+    eight_rows!();
+    eight_lanes!();
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    unsafe fn part<const UNIT: usize>(codes: __m256i, x: *const u8) -> __m256i {
+        unsafe {
+            // Within each half of 128 bits: the first eight codes, then the others.
+            let zero = _mm256_setzero_si256();
+            let (low, high) = (_mm256_unpacklo_epi8(codes, zero), _mm256_unpackhi_epi8(codes, zero));
+            let x = |i: usize| _mm256_loadu2_m128i(x.add(32 + 16 * i).cast(), x.add(16 * i).cast());
+            _mm256_add_epi32(_mm256_madd_epi16(low, x(0)), _mm256_madd_epi16(high, x(1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn write(codes: __m256i, out: *mut u8) {
+        unsafe {
+            let (first, second) = (_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes));
+            _mm256_storeu_si256(out.cast(), _mm256_cvtepu8_epi16(first));
+            _mm256_storeu_si256(out.add(32).cast(), _mm256_cvtepu8_epi16(second));
+        }
+    }
+    #[inline(always)]
+    unsafe fn lane_dot(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi32(sums, _mm256_madd_epi16(codes, x)) }
+    }
+}
+
+impl Isa for Vnni {
+    eight_rows!();
+    eight_lanes!();
+    bytes_of_codes!(_mm256_dpbusd_avx_epi32);
+
+    #[inline(always)]
+    unsafe fn lane_dot(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        unsafe { _mm256_dpbusd_avx_epi32(sums, codes, x) }
+    }
+}
+
+impl Isa for Avx512 {
+    eight_rows!();
+    bytes_of_codes!(_mm256_dpbusd_epi32);
+    lanes!(
+        16,
+        8,
+        __m512i,
+        __m512,
+        _mm512_setzero_si512,
+        _mm512_set1_epi32,
+        _mm512_loadu_si512,
+        _mm512_slli_epi32,
+        _mm512_sub_epi32,
+        _mm512_cvtepi32_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_set1_ps,
+        _mm512_mul_ps,
+        _mm512_add_ps,
+        _mm512_sub_ps
+    );
+
+    #[inline(always)]
+    unsafe fn lane_dot(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(sums, codes, x) }
+    }
+}
