@@ -16,8 +16,10 @@ from reference import Reference
 
 from engine.client import KvType, Phase, Tensor, Weights
 
-# Of logits up to about 15, over three layers; measured below 1e-5.
-LOGIT_TOLERANCE = 5e-5
+# Of logits up to about 15, over three layers whose activations are 16-bit integers; measured below 1e-3.
+LOGIT_TOLERANCE = 5e-3
+# Of the largest value of a residual stream; measured below 8e-5.
+STREAM_TOLERANCE = 4e-4
 IDS = [7, 260, 31, 299, 0, 128, 77, 260, 5, 91, 14, 200, 63, 17, 9, 250, 111, 42, 3, 18]
 
 # Four pages, so that a softmax is rescaled more than once.
@@ -73,7 +75,7 @@ def test_every_layers_residual_stream_is_close_to_exact_arithmetic(arch: str) ->
 
     for layer, (found, expected) in enumerate(zip(asyncio.run(streams()), exact, strict=True)):
         scale = np.abs(expected).max()
-        assert np.abs(found - expected).max() < 2e-6 * scale, layer
+        assert np.abs(found - expected).max() < STREAM_TOLERANCE * scale, layer
 
 
 @pytest.mark.parametrize("trap", ["rope pairs", "bias", "rope base"])
@@ -89,7 +91,7 @@ def test_what_explodes_silently_elsewhere_is_seen_by_the_tolerance(trap: str) ->
     cluster = Cluster(model, "native", **changes[trap])
     found = asyncio.run(cluster.forward(cluster.station.engine.kv_open(), IDS))
     [exact] = Reference(right).logits([IDS])
-    assert np.abs(found - exact).max() > 1000 * LOGIT_TOLERANCE
+    assert np.abs(found - exact).max() > 100 * LOGIT_TOLERANCE
 
 
 def whole_prefill(arch: str, kind: str = "native") -> bytes:

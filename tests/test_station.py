@@ -23,8 +23,8 @@ from protocol.ports import BlobFailed
 from protocol.recorder import Recorder
 from protocol.steps import Rows
 
-# Of the largest value, over three layers; measured below 4e-7.
-TOLERANCE = 2e-6
+# Of the largest value, over three layers whose activations are 16-bit integers; measured below 8e-5.
+TOLERANCE = 4e-4
 IDS = [7, 260, 31, 299, 0, 128, 77, 260, 5, 91, 14, 200, 63, 17, 9, 250, 111, 42, 3, 18, 18, 90, 211]
 OTHER = [299, 1, 54, 9, 9, 9, 200, 33, 120, 77, 4]
 

@@ -120,7 +120,7 @@ def test_a_knot_that_says_tensor_type_is_served_like_one_that_says_type(tmp_path
         station = await station_on(path)
         rows = await station.forward("s", 0, expected)
         exact = exact_states(PATH, PROMPT)[-1]
-        assert np.abs(rows - exact).max() < 1e-5 * np.abs(exact).max()
+        assert np.abs(rows - exact).max() < 4e-4 * np.abs(exact).max()
 
     run(main())
 
