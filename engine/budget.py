@@ -25,8 +25,9 @@ PAGE_BYTES: Final = 65_536
 # The JavaScript heap of a long streaming run, and the buffers of the reads under way beside it.
 JAVASCRIPT_BYTES: Final = 32_000_000
 STREAM_BYTES: Final = 5_000_000
-# WebAssembly memory beside an engine's region: the crate's code has data, a stack and its books.
-ENGINE_OVERHEAD: Final = 3 * MIB // 2
+# WebAssembly memory beside an engine's region: the crate has data, a stack, its books, and half a MiB for the
+# activations of a product.
+ENGINE_OVERHEAD: Final = 2 * MIB
 
 
 class OverBudgetError(ValueError):

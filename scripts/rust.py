@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-LEAST = (1, 88)
+LEAST = (1, 89)
 HELP = (
     f"no Rust of at least {LEAST[0]}.{LEAST[1]} works here. Install it with rustup, open a new shell; or:\n"
     "  apt-get install rustc-web cargo-web"
