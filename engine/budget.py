@@ -27,7 +27,7 @@ JAVASCRIPT_BYTES: Final = 32_000_000
 STREAM_BYTES: Final = 5_000_000
 # WebAssembly memory beside an engine's region: the crate has data, a stack, its books, and half a MiB for the
 # activations of a product.
-ENGINE_OVERHEAD: Final = 2 * MIB
+ENGINE_OVERHEAD: Final = 3 * MIB // 2
 
 
 class OverBudgetError(ValueError):

@@ -27,6 +27,8 @@ CRATE = ROOT / "rust" / "distributed-inference"
 OUT = ROOT / "build"
 TARGET = "wasm32-unknown-unknown"
 DEBIAN_PACKAGES = ("rustc-web", "cargo-web", "rust-web-src", "lld-19")
+# Half of what the linker gives: an isolate's memory is dear, and the deepest calls need some tens of KB.
+STACK_BYTES = 512 << 10
 MODULES = {"pipeline": "+simd128", "pipeline-relaxed": "+simd128,+relaxed-simd"}
 
 
@@ -196,7 +198,7 @@ def build(force: bool = False, wanted: str = "auto") -> dict[str, Path]:
     OUT.mkdir(exist_ok=True)
     for name, features in MODULES.items():
         say(f"compiling {name}.wasm with {chosen.name}")
-        flags = (*chosen.rustflags, f"-Ctarget-feature={features}")
+        flags = (*chosen.rustflags, f"-Ctarget-feature={features}", f"-Clink-arg=-zstack-size={STACK_BYTES}")
         run(
             chosen.cargo, "rustc", "--profile", "wasm", "--lib", "--crate-type", "cdylib",
             "--target", TARGET, "--target-dir", str(work / name),
