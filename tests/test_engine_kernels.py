@@ -52,8 +52,8 @@ def tolerance(name: str, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     x, weights = np.abs(x.astype(np.float64)), np.abs(weights)
     if name not in CODED:
         return PRODUCT_TOLERANCE * (x @ weights.T)
-    # Half a step for every activation, and what f32 rounds off of codes and minimums, which are up to twice the
-    # largest weight.
+    # Half a step for every activation, and what f32 rounds off of codes and minimums, which are up to twice
+    # the largest weight.
     blocks = x.reshape(len(x), -1, 32)
     steps = np.repeat(blocks.max(axis=2) / 32512, 32, axis=1)
     largest = np.repeat(weights.reshape(len(weights), -1, 32).max(axis=2), 32, axis=1)
