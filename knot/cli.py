@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_clusters(commands: Commands) -> None:
     """Commands that describe themselves, in modules that import what they need when they run."""
-    for name in ("knot.run_command", "knot.dev_command", "knot.plan.command"):
+    for name in ("knot.run_command", "knot.dev_command", "knot.plan.command", "knot.trace.command"):
         if find_spec(name) is not None:
             import_module(name).add_commands(commands)
 

@@ -31,7 +31,7 @@ COLOURS: Final = {
     "pinned": "#f0e442",
     "engine": "#9ecae1",
     "bodies": "#8856a7",
-    "kept": "#000000",
+    "kept": "#8c6d31",
 }
 
 

@@ -95,6 +95,11 @@ class Recorder:
         """Events that had no room any more: the oldest ones."""
         return self._seen - len(self._events)
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the recording began."""
+        return self._clock() - self._began
+
     def clear(self) -> None:
         """Forgets what was taken down; time goes on."""
         self._events.clear()
@@ -122,4 +127,4 @@ class Recorder:
 
     def _take(self, event: Callable[[float], Event]) -> None:
         self._seen += 1
-        self._events.append(event(self._clock() - self._began))
+        self._events.append(event(self.elapsed))

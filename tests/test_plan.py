@@ -196,6 +196,9 @@ def test_what_does_not_fit_is_refused_with_the_figures_and_with_what_does(
     said = refused(seven, "--residency", "resident", capsys=capsys)
     assert "layer 0 alone" in said
     assert "What would work: --residency pinned-prefix --stations 4 --shards 1" in said
+    said = refused(seven, "--context", "9000000", capsys=capsys)
+    assert "no number of stations has room for 9000000 tokens" in said
+    assert "keys and values of 9000000 tokens in 1 layers are" in said
     for arguments, words in (
         (["--prompt", "2000"], "leaves no token of --context 1024"),
         (["--prompt", "0"], "--prompt is 0, expected at least 1"),

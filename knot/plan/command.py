@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from engine.blocks import RESIDENCIES
 from engine.budget import OverBudgetError
 from engine.fit import KV_TYPES
-from knot.errors import ConfigError, KnotError, OutputError
+from knot.cluster_options import PlanError, own_variables
+from knot.errors import ConfigError, OutputError
 from protocol.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from knot.topology import Topology
 
 PICTURES: Final = (".png", ".svg")
-
-
-class PlanError(KnotError):
-    """A cluster that cannot be; the sentence has the figures, and what would work."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -94,17 +91,13 @@ def _wish(arguments: argparse.Namespace, header: KnotHeader) -> Wish:
             f"--prompt is {arguments.prompt}, which leaves no token of --context {arguments.context} (the "
             f"model has at most {longest}): take a shorter prompt or more context"
         )
-    variables: dict[str, str] = {}
-    for entry in arguments.set:
-        name, equals, value = entry.partition("=")
-        if not name or not equals:
-            raise ConfigError(f"--set is {entry!r}, expected NAME=VALUE, such as BLOCK_BYTES=2097152")
-        variables[name] = value
-    for name, option in (("RESIDENCY", "--residency"), ("KV_TYPE", "--kv")):
-        if name in variables:
-            raise ConfigError(f"{name} has an option of its own: {option}")
     return Wish(
-        arguments.residency, arguments.context, arguments.prompt, arguments.kv, arguments.sessions, variables
+        arguments.residency,
+        arguments.context,
+        arguments.prompt,
+        arguments.kv,
+        arguments.sessions,
+        own_variables(arguments),
     )
 
 

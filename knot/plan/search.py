@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from engine.budget import MIB, OverBudgetError
+from engine.budget import ISOLATE_BYTES, MIB, OverBudgetError
 from engine.client import KV_PAGE_TOKENS
 from engine.fit import ShardMemory, StationMemory, kv_page_bytes
 from knot.header import KnotHeader
@@ -33,11 +33,18 @@ def kv_variables(
 ) -> dict[str, str]:
     """The variables that give every station room for keys and values of `context` tokens, in whole pages.
 
-    One more page is for a session that does not end with a page.
+    One more page is for a session that does not end with a page. Raises `OverBudgetError`.
     """
     layers = max(end - start for start, end in stations)
     pages = -(-context // KV_PAGE_TOKENS) + 1
-    return {"KV_BYTES": str(pages * kv_page_bytes(header.config, layers, kv_type)), "KV_TYPE": kv_type}
+    size = pages * kv_page_bytes(header.config, layers, kv_type)
+    if size > ISOLATE_BYTES:
+        raise OverBudgetError(
+            f"keys and values of {context} tokens in {layers} layers are {size} bytes as {kv_type}, and an "
+            f"isolate has {ISOLATE_BYTES}: take more stations, fewer tokens (--context) or smaller keys and "
+            "values (--kv f16 or q8_0)"
+        )
+    return {"KV_BYTES": str(size), "KV_TYPE": kv_type}
 
 
 def best_plan(
@@ -76,13 +83,13 @@ def smallest_stations(
     refusal = ""
     for count in range(1, layers + 1):
         ranges = split(layers, count)
-        made = {
-            "BLOCK_BYTES": str(BLOCK_SIZES[-1]),
-            **kv_variables(header, ranges, context, kv_type),
-            **variables,
-        }
-        memory = StationMemory.of(Settings(made.get))
         try:
+            made = {
+                "BLOCK_BYTES": str(BLOCK_SIZES[-1]),
+                **kv_variables(header, ranges, context, kv_type),
+                **variables,
+            }
+            memory = StationMemory.of(Settings(made.get))
             rows = min(
                 plan_station(header, "", part, memory).plan.rows for part in dict.fromkeys(_sizes(ranges))
             )

@@ -56,7 +56,7 @@ def _parts(plan: ClusterPlan) -> list[str]:
     left = len(parts) - len(shown)
     more = [f"and {left} parts of the same sizes or smaller"] if left else []
     return [
-        *_aligned(rows),
+        *aligned(rows),
         *more,
         f"the fullest isolate uses {_mb(plan.peak)} of 128 MB, by its own reckoning",
     ]
@@ -102,7 +102,7 @@ def _phases(plan: ClusterPlan) -> list[str]:
         (name, str(len(found)), _mb(min(found)), _mb(max(found)), _mb(sum(found)))
         for name, found in sizes.items()
     ]
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _reading(report: Report) -> list[str]:
@@ -131,7 +131,7 @@ def _modes(report: Report) -> list[str]:
         *(_mode(mode) for mode in report.modes),
     ]  # fmt: skip
     return [
-        *_aligned(rows),
+        *aligned(rows),
         *(f"{name}: does not fit this topology: {why}" for name, why in report.missing.items()),
         f"speeds by rates of {report.rates.measured} ({report.rates.where})",
         f"money by prices of {report.prices.of} ({report.prices.where}); computing, waiting and session are "
@@ -194,7 +194,8 @@ def _mb(size: int, digits: int = 1) -> str:
     return f"{size / 1e6:,.{digits}f} MB" if size < 1e9 else f"{size / 1e9:,.2f} GB"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines whose columns are straight, the first one's text to the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
