@@ -375,7 +375,7 @@ def describe(
     for spec in specs:
         files = modules.get(spec.name)
         if files is None:
-            files = {name: str(path) for name, path in stage.bundle_files(spec.folder).items()}
+            files = bundle_of(spec.folder)
         # The first module is the one to begin with.
         main = next((name for name in ("entry.py", "entry.js") if name in files), next(iter(files)))
         python = main.endswith(".py")
@@ -409,6 +409,11 @@ def bundle_bytes(folder: str) -> int:
     stage = _script("stage")
     stage.vendor_sdk()
     return stage.gzipped_size([*stage.bundle_files(folder).items(), *stage.sdk_files().items()])
+
+
+def bundle_of(folder: str) -> dict[str, str]:
+    """The modules of the Worker in `folder`: files by the names that they have in its bundle."""
+    return {name: str(path) for name, path in _script("stage").bundle_files(folder).items()}
 
 
 def free_ports(count: int) -> list[int]:
