@@ -142,6 +142,11 @@ class Budget:
         return python_heap(python) + JAVASCRIPT_BYTES + STREAM_BYTES + outside
 
 
+def mb(size: int) -> str:
+    """Bytes as people read them."""
+    return f"{size / 1e6:,.1f} MB"
+
+
 def engine_memory(region: int) -> int:
     """Bytes of WebAssembly memory of an engine with a region of so many."""
     return region + ENGINE_OVERHEAD

@@ -157,7 +157,7 @@ def test_what_a_shard_reserves_fits_too_and_leaves_room_for_rows_to_embed() -> N
     assert config.kept == memory.kept_bytes // (4 * 300)
     small = ShardMemory.of(Settings({"ISOLATE_BYTES": "75000000"}.get))
     with pytest.raises(
-        OverBudgetError, match=r"a shard of ids \[0, 300\) needs .* the isolate has -?\d+ for it"
+        OverBudgetError, match=r"a shard of ids \[0, 300\) needs .* the isolate has -?[\d.]+ MB for it"
     ):
         fit_shard(small, HEADER.config, (0, 300), desk, blocks, SHARD_SIZES)
 

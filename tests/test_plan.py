@@ -28,7 +28,7 @@ from knot.plan.reads import Reads
 from knot.plan.report import Wish, make_report, smallest_topology
 from knot.plan.search import NoTopology, best_plan, resident_stations, smallest_shards, smallest_stations
 from knot.plan.source import model_header
-from knot.plan.speed import cost_of_tokens, pass_seconds, speed, token_seconds
+from knot.plan.speed import cost_of_prompt, cost_of_tokens, pass_seconds, speed, token_seconds
 from knot.topology import Topology, even_topology, topology_of
 
 LIMIT = 128_000_000
@@ -123,7 +123,7 @@ def test_what_holds_everything_resident_is_found_where_it_exists(folder: Path) -
     assert whole.resident
     assert whole.warm_reads() == whole.warm_head_reads() == Reads()
     with pytest.raises(
-        NoTopology, match=r"no topology holds all of synthetic resident: layer 0 alone: .* 149065728 for all"
+        NoTopology, match=r"no topology holds all of synthetic resident: layer 0 alone: .* 149\.1 MB for all"
     ):
         resident_stations(header(folder, "7b"), {}, context=64, kv_type="f32")
 
@@ -275,9 +275,17 @@ def test_speeds_and_costs_follow_from_the_rates_by_hand(folder: Path) -> None:
     price = Prices("today", "here", "X", 1.0, 10.0, 100.0, 0.5, 1000.0)
     bill = cost_of_tokens(made, rate, price)
     assert bill.reads == pytest.approx(1e6 * 17)
-    assert bill.requests == pytest.approx(1e6 * 4 * 10)
-    assert bill.doors == pytest.approx(1e6 * 4 * 0.2 * 1000)
+    # Two stations, a shard for the row and again for the logits, and the row's warden.
+    assert bill.requests == pytest.approx(1e6 * 5 * 10)
+    assert bill.doors == 0
     assert bill.session == pytest.approx(1e6 * tokens * 50)
+    shared = cost_of_tokens(made, rate, price, sessions=4)
+    assert (4 * shared.reads, 4 * shared.requests) == pytest.approx((bill.reads, bill.requests))
+    assert shared.session < bill.session, "one object waits for all"
+    prompts = cost_of_prompt(made, 32, rate, price)
+    assert prompts.reads == pytest.approx(1e6 / 32 * 16)
+    assert prompts.requests == pytest.approx(1e6 / 32 * (2 + 2 + 1) * 10)
+    assert prompts.doors == pytest.approx(1e6 / 32 * 0.2 * 1000)
 
 
 def test_figures_are_files_with_a_date_and_a_wrong_one_is_named(tmp_path: Path) -> None:

@@ -222,10 +222,10 @@ def test_what_does_not_fit_at_all_is_refused_at_boot_with_the_figures() -> None:
         await station_on(PATH, **variables)
 
     with pytest.raises(
-        OverBudgetError, match=r"\[0, 3\) needs \d+ bytes .* and \d+ for two blocks .* is 1048576"
+        OverBudgetError, match=r"\[0, 3\) needs [\d.]+ MB .* and [\d.]+ MB for two blocks .* is 1\.0 MB"
     ):
         run(body(ENGINE_BYTES=str(1 << 20), KV_BYTES="1040000"))
-    with pytest.raises(OverBudgetError, match=r"and \d+ for all weights, .* is 1048576"):
+    with pytest.raises(OverBudgetError, match=r"and [\d.]+ MB for all weights, .* is 1\.0 MB"):
         run(body(RESIDENCY="resident", ENGINE_BYTES=str(1 << 20), KV_BYTES="700000", MAX_BATCH_ROWS="16"))
     with pytest.raises(SettingsError, match="SPECIALIZATION_ROLE is 'middle'"):
         run(body(SPECIALIZATION_ROLE="middle"))

@@ -20,8 +20,8 @@ class Rates:
     - `prefill_flops`, `decode_flops`: multiplications and additions of the engine, for many rows and for one.
     - `read_bytes`: bytes that one long read brings; `read_seconds`: until its first one. `overlap`: the share
       of the shorter of computing and reading that hides behind the longer.
-    - `block_seconds`: beside its arithmetic, for every block; `call_seconds`: for every call between parts,
-      of which `door_cpu_seconds` are CPU of the Worker that stands before an object.
+    - `block_seconds`: beside its arithmetic, for every block; `call_seconds`: for every call between parts;
+      `door_cpu_seconds`: CPU of the gateway's Worker for a request, which it hands on to its object.
     """
 
     measured: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -10,29 +10,29 @@ from engine.fit import PIECES, PROMPTS
 from knot.picture import COLOURS, GREY, MB, SAND, Axes, figure, limit_lines, save
 from knot.plan.cluster import ClusterPlan
 from knot.plan.parts import PartPlan
-from knot.plan.report import Mode, Report
+from knot.plan.report import Report
 from knot.plan.table import some_parts
 
 PHASE_COLOURS: Final = ("attn", "ffn_gate", "ffn_up", "ffn_down")
 COSTS: Final = (
     ("storage operations", "#d55e00"),
-    ("object-time computing", "#0072b2"),
-    ("object-time waiting for weights", "#e69f00"),
-    ("object-time of the session", "#56b4e9"),
-    ("requests and doors", GREY),
+    ("CPU: stations and shards computing", "#56b4e9"),
+    ("waiting for weights", "#e69f00"),
+    ("the session's object", "#f0e442"),
+    ("requests to objects", GREY),
 )
 
 
 def draw(report: Report, path: Path) -> None:
     """Draws a PNG or an SVG. Raises `OutputError`."""
-    picture = figure(11, 12)
-    memory, layers, costs = picture.subplots(3, 1, height_ratios=(1.3, 1, 0.8))
+    picture = figure(11, 13)
+    memory, layers, costs = picture.subplots(3, 1, height_ratios=(1.3, 0.9, 1))
     plan = report.plan
     counts = f"{len(plan.stations)} stations, {len(plan.shards)} shards"
     picture.suptitle(f"{plan.header.name}: {counts}, {report.wish.residency}")
     _memory(memory, plan)
     _layers(layers, plan)
-    _costs(costs, report.modes, report.prices.currency)
+    _costs(costs, report)
     save(picture, path)
 
 
@@ -109,20 +109,27 @@ def _layers(axes: Axes, plan: ClusterPlan) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=5, fontsize=7, frameon=False)
 
 
-def _costs(axes: Axes, modes: Sequence[Mode], currency: str) -> None:
+def _costs(axes: Axes, report: Report) -> None:
     """Shares of the cost of a million tokens, with the cost itself beside them."""
-    names = [mode.residency for mode in reversed(modes)]
+    sessions = report.wish.sessions
+    bars = [
+        (f"{mode.residency},\n{count} session{'s' if count > 1 else ''}", cost)
+        for mode in report.modes
+        for count, cost in ((1, mode.tokens), (sessions, mode.shared))[: 1 + (sessions > 1)]
+    ]
     seen: set[str] = set()
-    for name, mode in zip(names, reversed(modes), strict=True):
-        cost = mode.tokens
+    for name, cost in reversed(bars):
         values = (cost.reads, cost.computing, cost.waiting, cost.session, cost.requests + cost.doors)
         left = 0.0
         for (label, colour), value in zip(COSTS, values, strict=True):
             share = 100 * value / cost.total
             axes.barh(name, share, left=left, color=colour, label=label if label not in seen else None)
+            if share >= 8:
+                axes.text(left + share / 2, name, f"{share:.0f} %", ha="center", va="center", fontsize=7)
             seen.add(label)
             left += share
-        axes.text(101, name, f"{cost.total:.2f} {currency}", va="center", fontsize=9)
+        axes.text(101, name, f"{cost.total:.2f} {report.prices.currency}", va="center", fontsize=9)
+    axes.tick_params(axis="y", labelsize=8)
     axes.set_xlim(0, 115)
-    axes.set_xlabel("share of the cost of a million tokens, one session, %")
+    axes.set_xlabel(f"what a million tokens cost, share of each, % (prices of {report.prices.of})")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=5, fontsize=7, frameon=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from engine.budget import ISOLATE_BYTES, MIB, OverBudgetError
+from engine.budget import ISOLATE_BYTES, MIB, OverBudgetError, mb
 from engine.client import KV_PAGE_TOKENS
 from engine.fit import ShardMemory, StationMemory, kv_page_bytes
 from knot.header import KnotHeader
@@ -40,9 +40,9 @@ def kv_variables(
     size = pages * kv_page_bytes(header.config, layers, kv_type)
     if size > ISOLATE_BYTES:
         raise OverBudgetError(
-            f"keys and values of {context} tokens in {layers} layers are {size} bytes as {kv_type}, and an "
-            f"isolate has {ISOLATE_BYTES}: take more stations, fewer tokens (--context) or smaller keys and "
-            "values (--kv f16 or q8_0)"
+            f"keys and values of {context} tokens in {layers} layers are {mb(size)} as {kv_type}, and an "
+            f"isolate has {mb(ISOLATE_BYTES)}: take more stations, fewer tokens (--context) or smaller keys "
+            "and values (--kv f16 or q8_0)"
         )
     return {"KV_BYTES": str(size), "KV_TYPE": kv_type}
 

@@ -38,8 +38,8 @@ class Cost:
     """What a million tokens cost, by what is paid for.
 
     `reads`: operations on the bucket. `computing`, `waiting`: object-time of stations and shards while they
-    compute, and while they wait for weights. `session`: object-time of whoever waits for them all. `requests`
-    to objects, `doors`: CPU of the Workers before them.
+    compute, and while they wait for weights. `session`: object-time of the gateway's object, which waits for
+    them all. `requests` to objects, `doors`: CPU of the gateway's Worker before them.
     """
 
     reads: float
@@ -85,23 +85,26 @@ def token_seconds(plan: ClusterPlan, rates: Rates) -> float:
 
 
 def cost_of_tokens(plan: ClusterPlan, rates: Rates, prices: Prices, sessions: int = 1) -> Cost:
-    """What a million tokens cost when so many sessions share every pass over the weights."""
+    """What a million tokens cost when so many sessions share every pass over the weights.
+
+    They share its reads, its calls and the object that waits for it; every session's row is computed.
+    """
     passes = [pass_seconds(part, sessions, rates) for part in plan.parts]
-    calls = len(plan.stations) + len(plan.shards) + 1
-    wardens = 0 if plan.warden is None else sum(part.passes.warm.operations for part in plan.stations)
     through = sum(pass_seconds(part, sessions, rates).total for part in plan.stations)
     head = max(pass_seconds(part, sessions, rates).total for part in plan.shards)
     wall = through + head + (len(plan.stations) + 2) * rates.call_seconds
     object_second = prices.object_gb * prices.object_gb_seconds
-    # A token's row is in its warden, or is read once.
+    # A token's row is in its warden, or is read once. Whoever has it is asked, and asks the warden.
+    embeddings = 2 * min(sessions, len(plan.shards))
+    calls = len(plan.stations) + len(plan.shards) + embeddings + _warden_calls(plan)
     reads = plan.warm_reads() + plan.warm_head_reads()
     a_pass = Cost(
         reads=reads.operations * prices.bucket_reads,
         computing=sum(found.computing for found in passes) * object_second,
         waiting=sum(found.waiting for found in passes) * object_second,
-        session=sessions * wall * object_second,
-        requests=(sessions * calls + wardens) * prices.object_requests,
-        doors=sessions * calls * rates.door_cpu_seconds * prices.cpu_seconds,
+        session=wall * object_second,
+        requests=calls * prices.object_requests,
+        doors=0.0,
     )
     return _times(a_pass, 1e6 / sessions)
 
@@ -110,18 +113,22 @@ def cost_of_prompt(plan: ClusterPlan, prompt: int, rates: Rates, prices: Prices)
     """What a million tokens of prompts cost, of which each has `prompt` tokens."""
     cut = plan.pieces(prompt)
     passes = [pass_seconds(part, rows, rates) for part in plan.stations for rows in cut]
-    wardens = 0 if plan.warden is None else sum(part.passes.warm.operations for part in plan.stations)
-    calls = len(plan.stations) * len(cut) + len(plan.shards)
+    calls = (len(plan.stations) + _warden_calls(plan)) * len(cut) + 2 * len(plan.shards) + 1
     object_second = prices.object_gb * prices.object_gb_seconds
     a_prompt = Cost(
         reads=plan.warm_reads().operations * len(cut) * prices.bucket_reads,
         computing=sum(found.computing for found in passes) * object_second,
         waiting=sum(found.waiting for found in passes) * object_second,
         session=prompt / speed(plan, prompt, rates).prefill_tokens * object_second,
-        requests=(calls + wardens * len(cut)) * prices.object_requests,
-        doors=calls * rates.door_cpu_seconds * prices.cpu_seconds,
+        requests=calls * prices.object_requests,
+        doors=rates.door_cpu_seconds * prices.cpu_seconds,
     )
     return _times(a_prompt, 1e6 / prompt)
+
+
+def _warden_calls(plan: ClusterPlan) -> int:
+    """Calls of LayerWardens in one pass."""
+    return 0 if plan.warden is None else sum(part.passes.warm.operations for part in plan.stations)
 
 
 def _head(plan: ClusterPlan, rates: Rates) -> float:

@@ -8,6 +8,7 @@ from knot.plan.cluster import ClusterPlan
 from knot.plan.parts import PartPlan
 from knot.plan.reads import Reads
 from knot.plan.report import Found, Mode, Report
+from knot.plan.speed import Cost
 from knot.topology import Topology, ranges, split
 
 PARTS_SHOWN = 12
@@ -44,7 +45,7 @@ def as_text(report: Report) -> str:
 def _parts(plan: ClusterPlan) -> list[str]:
     rows = [
         (
-            "part", "range", "weights", "pinned", "in flight", "kept", "activations", "peak", "rows",
+            "part", "range", "weights", "pinned", "in flight", "keys/logits", "activations", "peak", "rows",
             "reads a pass", "bytes a pass",
         )
     ]  # fmt: skip
@@ -58,7 +59,7 @@ def _parts(plan: ClusterPlan) -> list[str]:
     return [
         *aligned(rows),
         *more,
-        f"the fullest isolate uses {_mb(plan.peak)} of 128 MB, by its own reckoning",
+        f"the fullest isolate uses {_mb(plan.peak)} of 128 MB at most, Python and JavaScript included",
     ]
 
 
@@ -124,45 +125,49 @@ def _reading(report: Report) -> list[str]:
 
 
 def _modes(report: Report) -> list[str]:
-    currency, sessions = report.prices.currency, report.wish.sessions
-    rows = [
-        ("", "first token", "prompt", "tokens", "reads/token", "bytes/token", f"{currency}/M tokens", "reads",
-         "computing", "waiting", "session", "requests", f"{sessions} sessions", "prompts"),
-        *(_mode(mode) for mode in report.modes),
+    currency, sessions, prompt = report.prices.currency, report.wish.sessions, report.wish.prompt
+    speeds = [
+        ("speed", "first token", "of the prompt", "after it", "reads a token", "bytes a token"),
+        *(_speed(mode) for mode in report.modes),
+    ]
+    shared = f"{sessions} sessions"
+    costs = [
+        (
+            f"{currency} for a million tokens", "in all", "storage reads", "computing", "waiting for weights",
+            "session", "requests",
+        ),
+        *(_cost(mode.residency, mode.tokens) for mode in report.modes),
+        *(_cost(f"{mode.residency}, {shared} at once", mode.shared) for mode in report.modes),
+        *(_cost(f"{mode.residency}, prompts of {prompt}", mode.prompts) for mode in report.modes),
     ]  # fmt: skip
     return [
-        *aligned(rows),
+        *aligned(speeds),
         *(f"{name}: does not fit this topology: {why}" for name, why in report.missing.items()),
-        f"speeds by rates of {report.rates.measured} ({report.rates.where})",
-        f"money by prices of {report.prices.of} ({report.prices.where}); computing, waiting and session are "
-        "object-time",
+        f"by rates of {report.rates.measured}: {report.rates.where}",
+        "",
+        *aligned(costs),
+        f"by prices of {report.prices.of}: {report.prices.where}",
+        "computing, waiting and session are time of Durable Objects: of stations and shards while they "
+        "compute and while they wait, and of the gateway's object all the while",
     ]
 
 
-def _mode(mode: Mode) -> tuple[str, ...]:
+def _speed(mode: Mode) -> tuple[str, ...]:
     reads = mode.plan.warm_reads() + mode.plan.warm_head_reads()
-    cost = mode.tokens
     return (
         mode.residency,
         f"{mode.speed.first_token:.1f} s",
-        f"{mode.speed.prefill_tokens:.1f}/s",
-        f"{mode.speed.decode_tokens:.2f}/s",
+        f"{mode.speed.prefill_tokens:.1f} tokens/s",
+        f"{mode.speed.decode_tokens:.2f} tokens/s",
         str(reads.operations),
         _mb(reads.bytes),
-        *(
-            f"{value:.2f}"
-            for value in (
-                cost.total,
-                cost.reads,
-                cost.computing,
-                cost.waiting,
-                cost.session,
-                cost.requests + cost.doors,
-                mode.shared.total,
-                mode.prompts.total,
-            )
-        ),
     )
+
+
+def _cost(name: str, cost: Cost) -> tuple[str, ...]:
+    parts = (cost.reads, cost.computing, cost.waiting, cost.session, cost.requests + cost.doors)
+    shares = [f"{value:.2f} ({value / cost.total:4.0%})" for value in parts]
+    return (name, f"{cost.total:.2f}", *shares)
 
 
 def _search(what: str, found: Found) -> str:
