@@ -1,0 +1,144 @@
+"""A model of 7B shapes through isolates of 128 MB on real workerd: memory of each, seconds, reads and bytes.
+
+Without a model, the synthetic 7B is written first (4.7 GB), and removed afterwards. Memory is what parts say
+of themselves (Python's heap, WebAssembly, buffers: they never shrink, or have their most counted) and what
+the inspector says of JavaScript's heap, asked again and again while it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from bench.synthetic import SHAPES, write_synthetic_knot
+from knot.paths import resolve_model
+from knot.plan.search import best_plan
+from knot.reader import load_header
+from knot.topology import topology_of
+from knot.workerd import WorkerdCluster, workerd_cluster
+from protocol.calls import json_call
+
+SUMMARY: Final = "a 7B model through workerd: memory of every isolate, seconds, reads and bytes (minutes)"
+SAMPLE_SECONDS: Final = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the model, the cluster and the prompt."""
+    parser.add_argument("model", nargs="?", help="a knot, a GGUF or a key; the synthetic 7B unless given")
+    parser.add_argument("--stations", default="2")
+    parser.add_argument("--shards", default="8")
+    parser.add_argument("--prompt", type=int, default=8, help="tokens of the prompt (8)")
+    parser.add_argument("--tokens", type=int, default=1, help="tokens made after it (1)")
+    parser.add_argument("--context", type=int, default=528, help="tokens that keys and values fit (528)")
+    parser.add_argument("--wardens", action="store_true", help="read through LayerWardens")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs one prompt."""
+    with tempfile.TemporaryDirectory(prefix="bench-whole-") as folder:
+        if arguments.model:
+            knot = resolve_model(arguments.model)
+        else:
+            knot = Path(folder) / "synthetic-7b.knot"
+            write_synthetic_knot(knot, SHAPES["7b"])
+        return asyncio.run(_run(knot, Path(folder) / "data", arguments))
+
+
+async def _run(knot: Path, data: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    header = load_header(knot)
+    variables = {
+        "RESIDENCY": "fluid",
+        "USE_LAYER_WARDEN": "on" if arguments.wardens else "off",
+        "SAVE_BYTES": "0",
+    }
+    plan = best_plan(
+        header,
+        topology_of(header.config, arguments.stations, arguments.shards),
+        variables,
+        context=arguments.context,
+        prompt=arguments.prompt,
+        kv_type="f16",
+    )
+    prompt = [(i * 7919 + 17) % header.config.vocab_size for i in range(arguments.prompt)]
+    body = {
+        "prompt": prompt, "max_tokens": arguments.tokens, "temperature": 0, "ignore_eos": True,
+        "details": True,
+    }  # fmt: skip
+    async with workerd_cluster(
+        knot, data, topology=plan.topology, variables=plan.variables, log=lambda line: None
+    ) as cluster:
+        await cluster.wait_until_healthy()
+        bearer = {"authorization": f"Bearer {cluster.secret}"}
+        async with _heaps(cluster) as heaps:
+            began = time.monotonic()
+            reply = await cluster.fetch("gateway", json_call("POST", "/v1/completions", body, bearer))
+            seconds = time.monotonic() - began
+        if reply.status != 200:
+            raise RuntimeError(f"the cluster refused: {reply.bytes()[:1000].decode()}")
+        told = reply.json()["knot"]
+        memory = await cluster.memory()
+        metrics = {part.name: await cluster.ask(part.name, "/metrics") for part in plan.parts}
+    isolates = {name: _isolate(seen, heaps.get(name, {})) for name, seen in memory.items()}
+    reads = {name: found["reads"] for name, found in metrics.items()}
+    predicted = plan.part_reads(arguments.prompt, arguments.tokens)
+    return {
+        "variables": dict(plan.variables),
+        "prompt_tokens": arguments.prompt,
+        "made_tokens": len(told["ids"]),
+        "seconds": round(seconds, 1),
+        "first_token_seconds": round(told["first_token_seconds"], 1),
+        "weights_bytes": sum(part.weights for part in plan.parts),
+        "reads": sum(found["opened"] for found in reads.values()),
+        "read_bytes": sum(found["bytes"] for found in reads.values()),
+        "planned_reads": sum(found.operations for found in predicted.values()),
+        "planned_read_bytes": sum(found.bytes for found in predicted.values()),
+        "fullest_isolate_bytes": max(found["together"] for found in isolates.values()),
+        "most_weights_in_flight": max(found.get("weights_in_flight_peak", 0) for found in memory.values()),
+        "isolates": isolates,
+    }
+
+
+@asynccontextmanager
+async def _heaps(cluster: WorkerdCluster) -> AsyncGenerator[dict[str, dict[str, int]]]:
+    """The most that the inspector has seen of every Worker's JavaScript heap while the block runs."""
+    most: dict[str, dict[str, int]] = {}
+
+    async def sample() -> None:
+        while True:
+            for worker, seen in (await cluster.heaps()).items():
+                figures = {
+                    "javascript_heap": seen["totalSize"] + seen.get("embedderHeapUsedSize", 0),
+                    "backing_stores": seen["backingStorageSize"],
+                }
+                before = most.setdefault(worker, dict.fromkeys(figures, 0))
+                most[worker] = {name: max(value, before[name]) for name, value in figures.items()}
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    task = asyncio.ensure_future(sample())
+    try:
+        yield most
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _isolate(seen: dict[str, int], heap: dict[str, int]) -> dict[str, int]:
+    """An isolate's memory by purpose. Where the inspector was not answered, JavaScript counts as measured."""
+    found = {
+        "python_heap": seen["python_heap"],
+        "wasm": seen["wasm"],
+        "javascript_heap": heap.get("javascript_heap") or seen["javascript_heap"],
+        # What holds buffers is told from inside and from outside; the larger counts.
+        "buffers": max(seen["buffers_peak"], heap.get("backing_stores", 0)),
+        "kept": seen.get("kept", 0),
+        "weights_in_flight_peak": seen.get("weights_in_flight_peak", 0),
+    }
+    return {**found, "together": sum(found.values()) - found["weights_in_flight_peak"]}
