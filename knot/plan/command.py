@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from knot.topology import Topology
 
 PICTURES: Final = (".png", ".svg")
+DEFAULT_CONTEXT: Final = 1024
+DEFAULT_PROMPT: Final = 512
 
 
 def add_commands(commands: Commands) -> None:
@@ -30,8 +32,8 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument("--stations", help="a number, or ranges of layers such as 0-10,10-28; searched for")
     parser.add_argument("--shards", help="a number, or ranges of ids; searched for")
     parser.add_argument("--residency", choices=RESIDENCIES, default="pinned-prefix")
-    parser.add_argument("--context", type=int, default=1024, help="tokens in all sessions together (1024)")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt reckoned with (512)")
+    parser.add_argument("--context", type=int, help="tokens in all sessions together (1024 at most)")
+    parser.add_argument("--prompt", type=int, help="tokens of the prompt reckoned with (512 at most)")
     parser.add_argument("--kv", choices=tuple(KV_TYPES), default="f32", help="how keys and values are kept")
     parser.add_argument("--sessions", type=int, default=8, help="sessions that share a pass, in one cost (8)")
     parser.add_argument(
@@ -82,19 +84,23 @@ def plan_command(arguments: argparse.Namespace) -> int:
 def _wish(arguments: argparse.Namespace, header: KnotHeader) -> Wish:
     from knot.plan.report import Wish
 
-    for name in ("context", "prompt", "sessions"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name} is {getattr(arguments, name)}, expected at least 1")
     longest = header.config.context_length
-    if arguments.prompt >= min(arguments.context, longest):
+    context = min(DEFAULT_CONTEXT, longest) if arguments.context is None else arguments.context
+    most = min(context, longest)
+    usual = DEFAULT_PROMPT if most > DEFAULT_PROMPT else max(1, most // 2)
+    prompt = usual if arguments.prompt is None else arguments.prompt
+    for name, value in (("context", context), ("prompt", prompt), ("sessions", arguments.sessions)):
+        if value < 1:
+            raise ConfigError(f"--{name} is {value}, expected at least 1")
+    if prompt >= min(context, longest):
         raise ConfigError(
-            f"--prompt is {arguments.prompt}, which leaves no token of --context {arguments.context} (the "
-            f"model has at most {longest}): take a shorter prompt or more context"
+            f"--prompt is {prompt}, which leaves no token of --context {context} (the model has at most "
+            f"{longest}): take a shorter prompt or more context"
         )
     return Wish(
         arguments.residency,
-        arguments.context,
-        arguments.prompt,
+        context,
+        prompt,
         arguments.kv,
         arguments.sessions,
         own_variables(arguments),
