@@ -1,22 +1,35 @@
-"""The object in which one generation lives: it calls shards and stations, and streams what they make."""
+"""The object in which sessions live: it calls shards and stations, and streams what they make.
+
+Requests may only meet inside an object, and sessions must meet so that their steps can go together. So one
+object has all of a gateway's sessions.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
 import boundary
 from durable_objects.front import unavailable
+from engine.budget import Budget, OverBudgetError
+from engine.errors import EngineError
+from engine.fit import ENGINE
 from gateway_api import GatewayApi
 from knot.bucket import BucketKnot
 from knot.errors import KnotError
 from knot.header import KnotHeader
 from knot.tokenizer import Tokenizer
+from lanes import Wire
+from observer import Observer, Parts
 from protocol import access
 from protocol.calls import ShortBody
-from protocol.ports import BlobError
+from protocol.ports import BlobError, Peer
 from protocol.settings import SettingsError
 from route import GatewaySettings, RouteUnavailable, find_route
+from shared import Shared
+from telemetry import Telemetry
+from turns import Turns
 from workers import DurableObject, Request, Response
 
 TOKENIZER_ENGINE_BYTES = 40 << 20
@@ -31,44 +44,113 @@ class Model:
     tokenizer: Tokenizer
 
 
-# Read once an isolate. Objects share the values, never a wait for them: one object's promise must not be
-# awaited by another.
-_models: dict[str, Model] = {}
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A model that is being served."""
 
-BOOT_ERRORS = (SettingsError, KnotError, RouteUnavailable, BlobError, ShortBody)
+    api: GatewayApi
+    shared: Shared
+
+
+# What this isolate has read, and what is taken of its memory: an object that is restarted finds it again.
+_models: dict[str, Model] = {}
+_memory = Budget()
+
+BOOT_ERRORS = (
+    SettingsError, KnotError, EngineError, OverBudgetError, RouteUnavailable, BlobError, ShortBody,
+)  # fmt: skip
 
 
 class SessionObject(DurableObject):
-    """One generation, or one question about the cluster."""
+    """All sessions of a gateway."""
 
     def __init__(self, ctx: Any, env: Any) -> None:
         super().__init__(ctx, env)
-        self._api: GatewayApi | None = None
+        self._serving: Serving | None = None
+        self._booting = asyncio.Lock()
+        self._failed: tuple[float, Exception] | None = None
+        self._turns: Turns | None = None
 
     async def fetch(self, request: Request) -> Response:
         """Answers a request from outside."""
+        self._begin()
         call = await boundary.call_of(request)
         try:
-            self._api = api = self._api or await self._boot()
+            api = (await self._ready()).api
         except BOOT_ERRORS as error:
             return boundary.response_of(unavailable(error))
         return boundary.response_of(await api.answer(call))
 
-    async def _boot(self) -> GatewayApi:
+    async def alarm(self) -> None:
+        """Begins a new event, which is all that the sessions need to go on."""
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._turns is not None:
+            self._turns.begin()
+
+    async def _ready(self) -> Serving:
+        came = boundary.clock()
+        async with self._booting:
+            serving = self._serving
+            if serving is not None and not serving.shared.stale:
+                return serving
+            if self._failed is not None and self._failed[0] >= came:
+                raise self._failed[1]  # it was tried while this request waited
+            try:
+                if serving is not None and not serving.shared.at_rest:
+                    raise RouteUnavailable(
+                        "the parts serve another model now; the sessions of the one before are ending"
+                    )
+                serving = self._serving = await self._boot()
+            except BOOT_ERRORS as error:
+                self._failed = boundary.clock(), error
+                boundary.log("the gateway cannot serve", error=f"{type(error).__name__}: {error}")
+                raise
+            return serving
+
+    async def _boot(self) -> Serving:
         env = self.env
         settings = GatewaySettings.read(lambda name: boundary.variable(env, name))
         model = await self._model(settings.knot_key)
         settings.check(model.header)
         background = boundary.background(self.ctx)
-        route = await find_route(
-            settings,
-            model.header,
-            [boundary.peer(getattr(env, f"STATION_{i}")) for i in range(len(settings.stations))],
-            [boundary.peer(getattr(env, f"SHARD_{i}")) for i in range(len(settings.shards))],
-            access.headers(settings.secret),
+        telemetry = Telemetry()
+        self._turns = turns = Turns(
             background,
+            lambda seconds: boundary.set_alarm(self.ctx, seconds),
+            seconds=settings.turn_seconds,
+            calls=settings.turn_calls,
         )
-        return GatewayApi(settings, model.header, model.tokenizer, route, boundary.clock, background)
+        wire = Wire(
+            access.headers(settings.secret),
+            settings.deadline,
+            background,
+            boundary.clock,
+            turns,
+            telemetry.observe,
+        )
+        parts = Parts(
+            [self._part(f"STATION_{i}", "station") for i in range(len(settings.stations))],
+            [self._part(f"SHARD_{i}", "shard") for i in range(len(settings.shards))],
+        )
+        route = await find_route(settings, model.header, parts.stations, parts.shards, wire)
+        shared = Shared(
+            route,
+            boundary.clock,
+            background,
+            _memory,
+            sharing=settings.sharing,
+            telemetry=telemetry,
+            log=boundary.log,
+        )
+        boundary.log("the gateway serves", model=model.header.name, fingerprint=route.model)
+        observer = Observer(shared, wire, parts, boundary.memory)
+        return Serving(GatewayApi(settings, model.header, model.tokenizer, shared, observer), shared)
+
+    def _part(self, binding: str, name: str) -> Peer:
+        """The object behind a part's Worker: a call of it is no invocation of another Worker."""
+        return boundary.objects(getattr(self.env, binding)).peer(name)
 
     async def _model(self, key: str) -> Model:
         bucket = boundary.blobs(self.env.KNOT_BUCKET)
@@ -83,6 +165,12 @@ class SessionObject(DurableObject):
                     "knot with --tokenizer-from"
                 )
             data = await knot.read(section.offset, section.length)
-            tokenizer = Tokenizer(await boundary.engine(TOKENIZER_ENGINE_BYTES), data)
+            host = await boundary.engine(TOKENIZER_ENGINE_BYTES)
+            # Nobody uses another one any more: its sessions have ended.
+            for old in _models.values():
+                old.tokenizer.close()
+            _models.clear()
+            tokenizer = Tokenizer(host, data)
+            _memory.reserve(ENGINE, host.memory_bytes(), python=False)
             found = _models[key] = Model(knot.etag, knot.header, tokenizer)
         return found

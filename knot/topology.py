@@ -168,11 +168,12 @@ def cluster_workers(
                 "SHARD_RANGES": ranges(topology.shards),
             },
             bucket,
-            services={
-                **{f"STATION_{i}": name for i, name in enumerate(stations)},
-                **{f"SHARD_{i}": name for i, name in enumerate(shards)},
+            # Their objects, not their Workers: calls of objects do not count as invocations of Workers.
+            objects={
+                "SESSIONS": ObjectBinding("SessionObject"),
+                **{f"STATION_{i}": ObjectBinding("StationObject", name) for i, name in enumerate(stations)},
+                **{f"SHARD_{i}": ObjectBinding("ShardObject", name) for i, name in enumerate(shards)},
             },
-            objects={"SESSIONS": ObjectBinding("SessionObject")},
         ),
     ]
     return specs

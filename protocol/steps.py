@@ -300,8 +300,8 @@ def logits_step(values: Mapping[str, Any]) -> LogitsStep:
     return step
 
 
-def raise_refusal(envelope: Mapping[str, Any]) -> None:
-    """Raises the `Refusal` that an answer's envelope states; does nothing for "ok"."""
+def raise_refusal(envelope: Mapping[str, Any], by: str = "") -> None:
+    """Raises the `Refusal` that an answer's envelope states, naming whom it is `by`; nothing for "ok"."""
     status = envelope.get("status")
     if status == "ok":
         return
@@ -310,9 +310,8 @@ def raise_refusal(envelope: Mapping[str, Any]) -> None:
     except ValueError:
         kind = RefusalKind.INTERNAL
     retry = envelope.get("retry_after_ms")
-    raise Refusal(
-        kind, str(envelope.get("detail", "no reason was given")), retry if type(retry) is int else None
-    )
+    detail = str(envelope.get("detail", "no reason was given"))
+    raise Refusal(kind, f"{by}: {detail}" if by else detail, retry if type(retry) is int else None)
 
 
 def _envelope(fields: Fields) -> Envelope:

@@ -24,11 +24,12 @@ from engine.host import EngineHost
 from engine.native import NativeEngine
 from engine.rows import Desk, RowReader
 from gateway_api import GatewayApi
-from generation import Route
 from knot.bucket import BucketKnot
 from knot.tokenizer import Tokenizer
 from knot.topology import ranges, role_of, split
+from lanes import Wire
 from near import NearSource
+from observer import Observer, Parts
 from protocol.bodies import BytesInflow
 from protocol.calls import Call, Inflow, Reply, ShortBody
 from protocol.ports import BlobChanged, BlobInfo, BlobMissing, PeerLost
@@ -36,10 +37,12 @@ from route import GatewaySettings, find_route
 from rows import EmbeddingRows
 from shard import Shard
 from shard_api import ShardApi
+from shared import Route, Shared
 from slice_settings import ShardSettings
 from specialization import StationSettings
 from station import Station
 from station_api import StationApi
+from telemetry import Telemetry
 
 SECRET = "a secret of the tests"
 HEADERS = {"x-knot-secret": SECRET}
@@ -210,16 +213,24 @@ class FakeCluster:
     row_wardens: list[CobordismWardenApi]
     row_warden_peers: list[FakePeer]
     gateway: GatewayApi
+    wire: Wire
     route: Route
+    shared: Shared
     knot: BucketKnot
+    log: list[dict[str, Any]] = field(default_factory=list)
 
     def at_rest(self) -> None:
         """Fails unless everything that generations held anywhere has been given back."""
         self.at_rest_of_steps()
+        assert self.shared.at_rest, (self.shared.admission.active, self.shared.admission.waiting)
+        assert self.shared.admission.used == 0
+        assert self.shared.rounds.writers == 0
         for api in self.stations:
+            kept = api.station.kept_pages()
             memory = api.station.engine.engine_memory()
             assert len(api.station.sessions) == 0, api.station.sessions.lengths()
-            assert memory.kv_free_pages == memory.kv_pages
+            # What is kept for sessions to come is given up whenever room is wanted.
+            assert memory.kv_free_pages + kept == memory.kv_pages
             assert api.station.sessions.remembered_bytes == 0
 
     def at_rest_of_steps(self) -> None:
@@ -272,7 +283,7 @@ async def fake_cluster(
     small = {"BLOCK_BYTES": "4096", "KV_BYTES": "600000", "KEPT_LOGITS_BYTES": "100000"}
     common = {"KNOT_KEY": key, "CLUSTER_SECRET": SECRET, **small, **variables}
     cluster = FakeCluster(
-        blobs, kv, background, [], [], [], [], [], [], [], [], None, None, knot  # type: ignore[arg-type]
+        blobs, kv, background, [], [], [], [], [], [], [], [], None, None, None, None, knot  # type: ignore[arg-type]
     )  # fmt: skip
     for start, end in split(config.num_layers, stations):
         own = {
@@ -329,15 +340,21 @@ async def fake_cluster(
     settings_of_gateway.check(knot.header)
     if deadline is not None:
         settings_of_gateway = replace(settings_of_gateway, deadline=deadline)
+    wire = cluster.wire = Wire(HEADERS, settings_of_gateway.deadline, background)
     route = cluster.route = await find_route(
-        settings_of_gateway, knot.header, cluster.station_peers, cluster.shard_peers, HEADERS, background
+        settings_of_gateway, knot.header, cluster.station_peers, cluster.shard_peers, wire
     )
+    telemetry = Telemetry()
+    wire.observe = telemetry.observe
+    cluster.shared = Shared(
+        route, time.monotonic, background, sharing=settings_of_gateway.sharing, telemetry=telemetry,
+        log=lambda message, **fields: cluster.log.append({"message": message, **fields}),
+    )  # fmt: skip
+    observer = Observer(cluster.shared, wire, Parts(cluster.station_peers, cluster.shard_peers))
     section = knot.header.tokenizer
     assert section is not None
     tokenizer = Tokenizer(host(40 * MIB), await knot.read(section.offset, section.length))
-    cluster.gateway = GatewayApi(
-        settings_of_gateway, knot.header, tokenizer, route, time.monotonic, background
-    )
+    cluster.gateway = GatewayApi(settings_of_gateway, knot.header, tokenizer, cluster.shared, observer)
     try:
         yield cluster
     finally:

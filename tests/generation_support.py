@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -42,12 +41,10 @@ def case(body: Callable[[FakeCluster], Coroutine[Any, Any, None]], **more: Any) 
 def generation(cluster: FakeCluster, sampler: Sampler | None = None, **more: Any) -> Generation:
     number = len(cluster.station_peers[0].calls)
     return Generation(
-        cluster.route,
+        more.pop("shared", cluster.shared),
         f"session-{number}",
         more.pop("prompt", PROMPT),
         sampler or Sampler(),
-        clock=asyncio.get_running_loop().time,
-        background=cluster.background,
         limits=more.pop("limits", LIMITS),
         **more,
     )

@@ -92,8 +92,7 @@ def test_sessions_that_write_at_the_same_time_get_the_ids_they_would_get_alone()
         alone = [(await generate(cluster, prompt=prompt))[0] for prompt in prompts]
         mades = [
             Generation(
-                cluster.route, f"s{i}", prompt, Sampler(), clock=asyncio.get_running_loop().time,
-                background=cluster.background, limits=LIMITS,
+                cluster.shared, f"s{i}", prompt, Sampler(), limits=LIMITS,
             )
             for i, prompt in enumerate(prompts)
         ]  # fmt: skip
@@ -110,7 +109,7 @@ def test_sessions_that_write_at_the_same_time_get_the_ids_they_would_get_alone()
 def test_one_session_without_pages_does_not_disturb_the_one_that_has_them() -> None:
     async def body(cluster: FakeCluster) -> None:
         first, second = generation(cluster), generation(cluster, prompt=PROMPT * 2)
-        second._session = "other"
+        second.session = "other"
         async with aclosing(first.tokens(COUNT)) as tokens:
             found = [(await anext(tokens)).id]
             with pytest.raises(Refusal) as caught:

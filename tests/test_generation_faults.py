@@ -278,7 +278,7 @@ def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind_and_hurts_nobo
         while True:
             turns += 2
             made, other = generation(cluster), generation(cluster)
-            made._session = "leaves"
+            made.session = "leaves"
             leaves = asyncio.ensure_future(ids_of(made, 3))
             stays = asyncio.ensure_future(ids_of(other, 3))
             for _ in range(turns):

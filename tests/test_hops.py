@@ -13,6 +13,7 @@ from core_support import run
 from fake_cluster import HEADERS, Background, FakePeer
 
 from hops import ShardHop, StationHop, Ticket
+from lanes import Wire
 from protocol.calls import FRAME, Call, Reply, json_reply
 from protocol.frames import Kind, Part, Tensor, decode, encode
 from protocol.steps import (
@@ -63,11 +64,11 @@ def saying(reply: Reply) -> FakePeer:
 
 
 def station(peer: FakePeer, deadline: float = 5) -> StationHop:
-    return StationHop((0, 2), peer, HEADERS, deadline, Background(), 2)
+    return StationHop((0, 2), peer, Wire(HEADERS, deadline, Background()), 2)
 
 
 def shard(peer: FakePeer, deadline: float = 5) -> ShardHop:
-    return ShardHop((10, 20), peer, HEADERS, deadline, Background(), 2)
+    return ShardHop((10, 20), peer, Wire(HEADERS, deadline, Background()), 2)
 
 
 def refused(work: Coroutine[Any, Any, Any]) -> Refusal:
@@ -154,7 +155,7 @@ def test_a_hang_is_lost_after_the_deadline_and_leaves_nothing_running() -> None:
 
     async def main() -> None:
         background = Background()
-        hop = StationHop((0, 2), FakePeer(hang), HEADERS, 0.01, background, 2)
+        hop = StationHop((0, 2), FakePeer(hang), Wire(HEADERS, 0.01, background), 2)
         with pytest.raises(Refusal) as caught:
             await hop.forward(STEP, HIDDEN)
         assert caught.value.kind is RefusalKind.LOST
@@ -173,7 +174,11 @@ def test_a_hang_is_lost_after_the_deadline_and_leaves_nothing_running() -> None:
         (Reply(404, b""), RefusalKind.LOST),
         (Reply(500, b"\xff\xfe broke"), RefusalKind.LOST),
         (Reply(503, b"full"), RefusalKind.BUSY),
-        (json_reply({"error": {"kind": "unavailable", "detail": "x" * 9000}}, 502), RefusalKind.LOST),
+        (json_reply({"error": {"kind": "nonsense", "detail": "x" * 9000}}, 502), RefusalKind.LOST),
+        # A part that cannot start is no part whose queue is full.
+        (json_reply({"error": {"kind": "unavailable", "detail": "x" * 9000}}, 503), RefusalKind.UNAVAILABLE),
+        (json_reply({"error": {"kind": "busy", "detail": "full"}}, 503), RefusalKind.BUSY),
+        (json_reply({"error": {"kind": "over_budget", "detail": "x"}}, 503), RefusalKind.OVER_BUDGET),
     ],
 )
 def test_an_http_error_is_a_refusal_with_the_beginning_of_what_was_said(

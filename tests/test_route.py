@@ -11,9 +11,10 @@ from core_support import knot_of, run
 from fake_cluster import HEADERS, SECRET, Background, FakeCluster, FakePeer, fake_cluster
 
 import route
-from generation import Route
+from lanes import Wire
 from protocol.calls import Call, Reply, json_reply
 from route import GatewaySettings, RouteUnavailable, find_route
+from shared import Route
 
 PATH = knot_of()
 
@@ -35,11 +36,11 @@ def settings(cluster: FakeCluster) -> GatewaySettings:
 
 
 async def find(cluster: FakeCluster) -> Route:
-    return await find_route(settings(cluster), *_parts(cluster), cluster.background)
+    return await find_route(settings(cluster), *_parts(cluster), cluster.wire)
 
 
 def _parts(cluster: FakeCluster) -> Any:
-    return cluster.knot.header, cluster.station_peers, cluster.shard_peers, HEADERS
+    return cluster.knot.header, cluster.station_peers, cluster.shard_peers
 
 
 def case(body: Callable[[FakeCluster], Coroutine[Any, Any, None]]) -> None:
@@ -197,7 +198,7 @@ def test_where_weights_stay_a_prompt_is_cut_so_that_all_stations_have_work(
 def test_nothing_is_left_in_the_background() -> None:
     async def body(cluster: FakeCluster) -> None:
         background = Background()
-        await find_route(settings(cluster), *_parts(cluster), background)
+        await find_route(settings(cluster), *_parts(cluster), Wire(HEADERS, 5, background))
         assert not background.tasks
 
     case(body)

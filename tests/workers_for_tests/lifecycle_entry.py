@@ -3,9 +3,8 @@
 import asyncio
 from urllib.parse import urlsplit
 
-import shared
-
 import boundary
+import shared
 from protocol.calls import Reply, json_reply
 from workers import DurableObject, Response, WorkerEntrypoint
 

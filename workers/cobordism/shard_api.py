@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from engine.fit import FRAMES_OUT, embed_bytes
-from engine.host import ABI_VERSION
 from engine.rows import RowsUnavailable
+from protocol.agreement import agreement
 from protocol.batching import BatchLoop
 from protocol.calls import Call, Reply, ShortBody, json_reply
 from protocol.fields import BadField, Fields, json_fields
@@ -187,17 +187,13 @@ class ShardApi:
 
     def health(self) -> dict[str, Any]:
         """What the shard is, for whoever wants to use it."""
-        shard, config = self.shard, self.shard.knot.header.config
+        shard = self.shard
         return {
             "status": "ok",
             "kind": "shard",
             "vocab": list(shard.settings.slice),
-            "hidden_size": config.hidden_size,
-            "vocab_size": config.vocab_size,
-            "architecture": config.architecture,
-            "model": shard.knot.header.fingerprint,
+            **agreement(shard.knot.header),
             "knot": shard.knot.key,
-            "abi": ABI_VERSION,
             "max_tokens": shard.max_tokens,
             "residency": shard.settings.residency,
         }

@@ -1,6 +1,4 @@
-"""The Worker that the world talks to: every request gets an object of its own to be answered in."""
-
-from uuid import uuid4
+"""The Worker that the world talks to: the door of the object that has all sessions."""
 
 import boundary
 from durable_objects.session_object import SessionObject
@@ -13,5 +11,5 @@ class Default(WorkerEntrypoint):
     """Hands requests on. Keys are checked where the request is answered."""
 
     async def fetch(self, request: Request) -> Response:
-        """Gives a request an object to live in."""
-        return await boundary.forward(request, self.env.SESSIONS, str(uuid4()))
+        """Hands a request on to the sessions."""
+        return await boundary.forward(request, self.env.SESSIONS, "sessions")

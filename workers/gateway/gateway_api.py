@@ -1,28 +1,29 @@
-"""The gateway's endpoints: POST /v1/completions, GET /v1/models, /health and /cluster."""
+"""The gateway's endpoints: POST /v1/completions, GET /v1/models, /health, /cluster, /metrics and /memory."""
 
 from __future__ import annotations
 
 import hmac
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from completions import CompletionRequest, error_body, event, usage
-from generation import Generation, Limits, Route
+from generation import Generation, Limits
 from knot.header import KnotHeader
 from knot.tokenizer import Tokenizer
+from observer import CONTENT_TYPE, Observer
 from protocol.calls import Call, Reply, json_reply
 from protocol.fields import BadField, json_fields
-from protocol.ports import Background, Clock
 from protocol.serving import not_found
 from protocol.steps import Refusal, RefusalKind
 from route import GatewaySettings
+from shared import Shared
 from text import TextStream
 
-ENDPOINTS: Final = "POST /v1/completions, GET /v1/models, /health and /cluster"
+ENDPOINTS: Final = "POST /v1/completions, GET /v1/models, /health, /cluster, /metrics and /memory"
 EVENTS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 STATUS: Final = {
     RefusalKind.BUSY: 503,
@@ -43,6 +44,27 @@ class _Made:
     finish: str = "length"
 
 
+class Owned:
+    """A stream that gives up its generation when it is closed, even if nobody has ever read of it."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None], generation: Generation) -> None:
+        self._pieces = pieces
+        self._generation = generation
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._pieces)
+
+    async def aclose(self) -> None:
+        """Ends both."""
+        try:
+            await self._pieces.aclose()
+        finally:
+            self._generation.leave()
+
+
 class GatewayApi:
     """Answers calls from outside, over one route."""
 
@@ -51,16 +73,15 @@ class GatewayApi:
         settings: GatewaySettings,
         header: KnotHeader,
         tokenizer: Tokenizer,
-        route: Route,
-        clock: Clock,
-        background: Background,
+        shared: Shared,
+        observer: Observer,
     ) -> None:
         self._settings = settings
         self._header = header
         self._tokenizer = tokenizer
-        self._route = route
-        self._clock = clock
-        self._background = background
+        self._shared = shared
+        self._observer = observer
+        self._route = shared.route
 
     async def answer(self, call: Call) -> Reply:
         """Answers one call, whatever it is."""
@@ -79,6 +100,10 @@ class GatewayApi:
                 return json_reply({"status": "ok", "kind": "gateway", "model": self._route.model})
             case "GET", "/cluster":
                 return json_reply(self._cluster())
+            case "GET", "/metrics":
+                return Reply(200, (await self._observer.metrics()).encode(), {"content-type": CONTENT_TYPE})
+            case "GET", "/memory":
+                return json_reply(self._observer.memory())
             case _:
                 return not_found(call, "the gateway", ENDPOINTS)
 
@@ -108,18 +133,21 @@ class GatewayApi:
         seed = secrets.randbits(63) if request.seed is None else request.seed
         request = replace(request, sampler=replace(request.sampler, seed=seed))
         name = f"cmpl-{secrets.token_hex(12)}"
+        try:
+            [place] = self._shared.enter(name, 1, len(ids), request.max_tokens)
+        except Refusal as refusal:
+            return self._refused(refusal)
         generation = Generation(
-            self._route,
+            self._shared,
             name,
             ids,
             request.sampler,
-            clock=self._clock,
-            background=self._background,
             limits=Limits(attempts=self._settings.attempts),
             allow_degraded=request.allow_degraded,
+            place=place,
         )
         if request.stream:
-            return Reply(200, self._stream(request, name, ids, generation), EVENTS)
+            return Reply(200, Owned(self._stream(request, name, ids, generation), generation), EVENTS)
         made = _Made([])
         try:
             async with aclosing(self._deltas(request, generation, made)) as deltas:
@@ -159,6 +187,7 @@ class GatewayApi:
     ) -> AsyncGenerator[str, None]:
         """Pieces of text as they become certain; `made` is complete when they end."""
         if request.max_tokens == 0:
+            generation.leave()
             return
         ends = () if request.ignore_end else self._tokenizer.info.end_ids
         decoder = self._tokenizer.stream()
@@ -229,7 +258,7 @@ class GatewayApi:
         degraded = {"shards": report.degraded.shards, "tokens": report.degraded.tokens}
         details: dict[str, Any] = {"degraded": degraded if report.degraded else False}
         if request.details:
-            details |= {**asdict(report), **details}
+            details |= {**asdict(report), **report.timings(), **details}
             details |= {"prompt_ids": ids, "ids": made.ids, "seed": request.sampler.seed}
             details |= {"stations": len(self._route.stations), "shards": len(self._route.shards)}
         return {"knot": details}

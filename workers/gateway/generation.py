@@ -1,214 +1,357 @@
 """A generation: from the ids of a prompt to one id after another, over a route of hops.
 
-An *attempt* is one pass of prefill and decode under one epoch. When a hop is lost, or has lost its cache, the
-attempt ends, everything it held anywhere is released, and a new one replays prompt and generated ids from
-token zero on a fresh epoch. Results do not depend on how often that happened: the engine is exact to the bit
-whatever the batch and the chunk, and a choice depends on seed, position and distribution alone.
+Its life is `lifecycle`'s; here is what is done. When a hop is lost, or has lost its cache, the attempt ends,
+everything it held anywhere is released, and a new one replays prompt and written ids from token zero on a
+fresh epoch. Results do not depend on how often that happened, on what was found in caches, or on who shared a
+batch: the engine is exact to the bit whatever the batch and the chunk, and a choice depends on seed, position
+and distribution alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Final
 
+from admission import MadeRoom, Place
+from choosing import Chooser, Scored
+from digests import page_digests
 from embedding import Degradation, embed
-from hops import LayerHop, Ticket, VocabularyHop
+from hops import Known, LayerHop, Ticket
+from lifecycle import Begun, Event, Found, Freed, Left, Life, Lost, Preempted, Stage, Stopped, Wrote, apply
+from patience import Limits, Patience
 from protocol.deadlines import together
 from protocol.frames import BadFrame, Part
-from protocol.pieces import piece_rows
-from protocol.ports import Background, Clock
-from protocol.steps import Choice, ForwardStep, Phase, Refusal, RefusalKind, Rows, Slice
-from sampling import NotEnough, Sampled, Sampler, sample
+from protocol.steps import ForwardStep, Phase, Refusal, RefusalKind, Rows
+from reading import Reader
+from sampling import Sampler
+from shaping import Shaper, Shaping
+from shared import F32, Shared
 
-T = TypeVar("T")
-F32 = 4
-# Embedded rows of a prompt that are in memory besides those that are on their way through the stations.
-EMBED_BYTES = 2 << 20
-
-# A fresh epoch may help against these; the others would only fail again.
-REPLAY = frozenset(
-    (RefusalKind.CACHE_MISS, RefusalKind.STALE_EPOCH, RefusalKind.LOST, RefusalKind.UNAVAILABLE)
-)
-# The same step may be sent again after these: it is idempotent.
-RETRY = frozenset((RefusalKind.LOST, RefusalKind.UNAVAILABLE, RefusalKind.BUSY, RefusalKind.INTERNAL))
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """An ordered list of hops that covers the layers once, and the shards that cover the vocabulary.
-
-    `max_rows` is what every station takes in one step, `max_tokens` what every shard embeds in one; with
-    `resident` all weights stay in memory.
-    """
-
-    model: str
-    hidden_size: int
-    stations: Sequence[LayerHop]
-    shards: Sequence[VocabularyHop]
-    max_rows: int
-    resident: bool = False
-    max_tokens: int = 1 << 31
-
-    def chunk(self, rows: int) -> int:
-        """Rows of a piece of a prompt."""
-        return piece_rows(rows, len(self.stations), min(self.max_rows, self.max_tokens), self.resident)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How patient a generation is. Times in seconds."""
-
-    step_retries: int = 2
-    busy_retries: int = 60
-    attempts: int = 3
-    pause: float = 0.05
+# Reasons of lost attempts that the log has of one generation, the last ones.
+REASONS_LOGGED: Final = 3
 
 
 @dataclass(slots=True)
 class Report:
-    """What a generation did, for its answer and for metrics. Times in seconds since `started`."""
+    """What a generation did, for its answer and for metrics. Times in seconds; `first_token_seconds` counts
+    from the beginning, waiting included."""
 
+    prompt_tokens: int = 0
+    written_tokens: int = 0
     attempts: int = 0
     retries: int = 0
+    preempted: int = 0
     reasons: list[str] = field(default_factory=list[str])
     degraded: Degradation = field(default_factory=Degradation)
+    cached_tokens: int = 0
+    waiting_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     first_token_seconds: float = 0.0
     decoded: int = 0
 
+    @property
+    def prefill_tok_s(self) -> float:
+        """Tokens of the prompt that were read, in a second; 0 when nothing was."""
+        read = self.prompt_tokens - self.cached_tokens
+        return read / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens after the first, in a second; 0 when there were none."""
+        return self.decoded / self.decode_seconds if self.decode_seconds else 0.0
+
+    def timings(self) -> dict[str, float | int]:
+        """The figures that an answer may tell: milliseconds, tokens and tokens a second."""
+        return {
+            "queue_ms": round(1000 * self.waiting_seconds, 3),
+            "ttft_ms": round(1000 * self.first_token_seconds, 3),
+            "prefill_ms": round(1000 * self.prefill_seconds, 3),
+            "decode_ms": round(1000 * self.decode_seconds, 3),
+            "prefill_tok_s": round(self.prefill_tok_s, 3),
+            "decode_tok_s": round(self.decode_tok_s, 3),
+            "cached_tokens": self.cached_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What another generation has read for this one: the row after the prompt, and what it lacked."""
+
+    normed: bytes
+    touched: Degradation
+
 
 class Generation:
-    """One generation. Iterate `tokens` once; whatever happens, what it held is released afterwards."""
+    """One generation. Iterate `tokens` once; whatever happens, what it held is released afterwards.
+
+    `best` of the best ids come with every token. With `scores` the prompt's own ids are scored as well, into
+    `scored`. `twins` are other generations of the same prompt, which begin with what this one has read.
+    """
 
     def __init__(
         self,
-        route: Route,
+        shared: Shared,
         session: str,
         prompt: Sequence[int],
         sampler: Sampler,
         *,
-        clock: Clock,
-        background: Background,
         limits: Limits | None = None,
         allow_degraded: bool = False,
+        shaping: Shaping | None = None,
+        best: int = 0,
+        scores: bool = False,
+        place: Place | None = None,
+        prefixes: bool = True,
+        twins: Sequence[Generation] = (),
+        request: str | None = None,
     ) -> None:
         if not prompt:
             raise ValueError("a generation needs at least one token to begin with")
-        self._route = route
-        self._session = session
+        self.session = session
+        self.request = request or session
+        self.report = Report(prompt_tokens=len(prompt))
+        self._shared = shared
+        self._route = shared.route
         self._prompt = tuple(prompt)
-        self._sampler = sampler
-        self._clock = clock
-        self._background = background
         self._limits = limits or Limits()
+        self._patience = Patience(self._limits)
+        self._shaper = Shaper(shaping or Shaping(), prompt)
+        self._chooser = Chooser(self._route.shards, sampler, self._shaper, self._patience, best)
         self._allow_degraded = allow_degraded
-        self._epoch = 0
+        self._scores = scores
+        self._place = place
+        self._prefixes = prefixes and shared.sharing.prefixes
+        self._twins = tuple(twins)
+        self._given: asyncio.Future[Start | None] | None = None
+        self._life = Life(len(prompt), 0, self._limits.attempts)
+        self._going = False
         self._touched = Degradation()
-        self.report = Report()
+        self._written: list[int] = []
+        self._scored: dict[int, list[Scored]] = {}
+        for twin in twins:
+            twin._given = asyncio.get_running_loop().create_future()
+            # Its first epoch is for what it is given; when it is not, it begins at the one after.
+            twin._life = Life(len(prompt), 0, self._limits.attempts, epoch=1)
 
-    async def tokens(self, most: int) -> AsyncGenerator[Sampled, None]:
+    @property
+    def life(self) -> Life:
+        """Where it is, and what it still holds."""
+        return self._life
+
+    @property
+    def scored(self) -> list[Scored]:
+        """The prompt's ids from the second one on, scored."""
+        return [scored for _, some in sorted(self._scored.items()) for scored in some]
+
+    def stop(self) -> None:
+        """The text is complete; what was read may serve others."""
+        if not self._life.stage.final:
+            self._apply(Stopped())
+
+    async def tokens(self, most: int) -> AsyncGenerator[Scored, None]:
         """Up to `most` tokens after the prompt. Raises `Refusal` when no attempt is left or would help."""
-        made: list[int] = []
-        started = self._clock()
-        while len(made) < most:
-            self.report.attempts += 1
-            self._epoch += 1
-            self._touched = Degradation()
-            try:
-                async with aclosing(self._attempt([*self._prompt, *made], most - len(made))) as attempt:
-                    async for sampled in attempt:
-                        if not made:
-                            self.report.first_token_seconds = self._clock() - started
-                        made.append(sampled.id)
-                        # Whatever becomes of later attempts, this token has come of what was touched here.
-                        self.report.degraded.include(self._touched)
-                        yield sampled
-            except Refusal as refusal:
-                self.report.reasons.append(str(refusal))
-                if refusal.kind not in REPLAY or self.report.attempts >= self._limits.attempts:
-                    raise
-            finally:
-                self._background(self._end(self._ticket(), len(made)))
+        clock = self._shared.clock
+        began = clock()
+        self._going = True
+        self._life = Life(len(self._prompt), most, self._limits.attempts, epoch=self._life.epoch)
+        if not most:
+            self._apply(Stopped())
+        try:
+            while not self._life.stage.final:
+                start = await self._admitted()
+                if not self._written:
+                    self.report.waiting_seconds = clock() - began
+                self._apply(Begun())
+                freed = False
+                try:
+                    async with aclosing(self._attempt(start)) as attempt:
+                        async for scored in attempt:
+                            if not self._written:
+                                self.report.first_token_seconds = clock() - began
+                            self._apply(Wrote())
+                            self._written.append(scored.id)
+                            self.report.written_tokens += 1
+                            # Whatever becomes of later attempts, this token has come of what was lost here.
+                            self.report.degraded.include(self._touched)
+                            yield scored
+                            if self._life.stage.final:
+                                break
+                except MadeRoom:
+                    self._apply(Preempted())
+                    freed = True
+                    await self._ending()
+                    assert self._place is not None
+                    self._place.pause()
+                except Refusal as refusal:
+                    self._shared.lost(refusal)
+                    self._apply(Lost(refusal))
+                    self.report.reasons.append(str(refusal))
+                    if self._life.stage is Stage.FAILED:
+                        raise
+                finally:
+                    if not freed:
+                        self._shared.background(self._ending())
+        except Refusal as refusal:
+            if not self._life.stage.final:
+                self._apply(Lost(refusal))
+            raise
+        finally:
+            self._leave()
 
-    async def _attempt(self, ids: list[int], most: int) -> AsyncGenerator[Sampled, None]:
-        """Prefill of `ids`, then decode, token by token."""
-        began = self._clock()
-        normed = await self._prefill(ids)
-        self.report.prefill_seconds += self._clock() - began
-        for index in range(most):
-            position = len(ids)
-            sampled = await self._choose(normed, position)
-            if index:
+    def leave(self) -> None:
+        """Nobody wants its tokens; does nothing for one whose `tokens` are being iterated."""
+        if not self._going and not self._life.stage.final:
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self._life.stage.final:
+            self._apply(Left())
+        for twin in self._twins:
+            twin.give(None)
+        if self._given is not None and self._given.done() and self._given.result() is not None:
+            self._shared.background(self._end_of(self._ticket_at(1), Phase.CANCEL))
+        if self._place is not None and not self._life.held:
+            self._place.leave()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tells telemetry and log of a generation that is over."""
+        report, stage = self.report, str(self._life.stage)
+        self._shared.telemetry.generation_ended(report, stage)
+        self._shared.log(
+            "generation", request=self.request, session=self.session, ended=stage,
+            prompt_tokens=report.prompt_tokens, written_tokens=report.written_tokens,
+            attempts=report.attempts, retries=report.retries, preempted=report.preempted,
+            reasons=" | ".join(report.reasons[-REASONS_LOGGED:]), degraded_tokens=report.degraded.tokens,
+            **report.timings(),
+        )  # fmt: skip
+
+    def give(self, start: Start | None) -> bool:
+        """Tells what another generation has read for this one, or that it will not; whether in time."""
+        if self._given is None or self._given.done() or self._life.stage.final:
+            return False
+        self._given.set_result(start)
+        return True
+
+    async def _admitted(self) -> Start | None:
+        if self._place is not None:
+            await self._place.admitted()
+        if self._given is None:
+            return None
+        start = await self._given
+        self._given = None
+        if start is not None:
+            self._life = Life(len(self._prompt), self._life.most, self._limits.attempts)
+        return start
+
+    async def _attempt(self, start: Start | None) -> AsyncGenerator[Scored, None]:
+        """Reads prompt and written ids, then writes, token by token."""
+        ids = [*self._prompt, *self._written]
+        clock = self._shared.clock
+        began = clock()
+        self._touched = Degradation()
+        if start is None:
+            normed = await self._read(ids)
+        else:
+            normed = start.normed
+            self._touched.include(start.touched)
+        await self._share(ids, normed)
+        self.report.prefill_seconds += clock() - began
+        scored = await self._chooser.choose(self._ticket(), normed, len(ids))
+        yield scored
+        rounds = self._shared.rounds
+        rounds.join(self.session)
+        try:
+            while True:
+                began = clock()
+                if self._place is not None:
+                    await self._place.hold(len(ids) + 1)
+                ids.append(scored.id)
+                scored = await self._step(ids)
+                self.report.decode_seconds += clock() - began
                 self.report.decoded += 1
-            yield sampled
-            if index + 1 < most:
-                began = self._clock()
-                ids.append(sampled.id)
-                hidden = await self._embed(f"embed-{position}", [sampled.id])
-                normed = await self._through(Phase.DECODE, position, hidden, 1, Rows.LAST)
-                self.report.decode_seconds += self._clock() - began
+                yield scored
+        finally:
+            rounds.leave(self.session)
 
-    async def _prefill(self, ids: Sequence[int]) -> bytes:
-        """All rows through all stations, chunk after chunk, each station busy with another one."""
-        size = self._route.chunk(len(ids))
-        turns = [asyncio.Lock() for _ in self._route.stations]
-        # Embedding is the first stage. So that a long prompt is never in memory whole, chunks are embedded a
-        # few at a time, and only as many are under way as there are stations to be at, and one.
-        embedding = asyncio.Lock()
-        embedded: deque[bytes] = deque()
-        under_way = asyncio.Semaphore(len(turns) + 1)
+    async def _step(self, ids: Sequence[int]) -> Scored:
+        """The token after the last one of `ids`."""
+        position = len(ids) - 1
+        async with self._shared.rounds.seat(self.session) as group:
+            data = bytes(await self._embed(position, ids[-1:]))
+            await group.together()
+            for index in range(len(self._route.stations)):
+                data = await self._forward(index, position, data, 1, Rows.LAST, Phase.DECODE)
+            return await self._chooser.choose(self._ticket(), data, len(ids))
 
-        async def chunk(start: int) -> bytes:
-            count = min(size, len(ids) - start)
-            rows = Rows.LAST if start + count == len(ids) else Rows.NONE
-            async with under_way:
-                async with embedding:
-                    if not embedded:
-                        embedded.extend(await self._embed_chunks(ids, start, size))
-                    hidden = embedded.popleft()
-                return await self._through(Phase.PREFILL, start, hidden, count, rows, turns)
+    async def _read(self, ids: Sequence[int]) -> bytes:
+        """Everything that the stations do not have yet; returns the last row."""
+        scoring = self._scores and not self._written
+        start = 0 if scoring else await self._open(ids)
+        self._apply(Found(start))
+        if not self._written:
+            self.report.cached_tokens = start
+        reader = Reader(
+            self._shared, self.session, self._embed, self._forward, self._score if scoring else None
+        )
+        return await reader.read(ids, start)
 
-        # Locks are served in order, so a chunk never overtakes the one before it at any stage.
-        return (await together(chunk(start) for start in range(0, len(ids), size)))[-1]
+    async def _open(self, ids: Sequence[int]) -> int:
+        """Begins the session at every station with what all of them have; returns how many tokens that is."""
+        # The last token is always read: what comes after it is wanted.
+        digests = page_digests(self._route.model, ids[:-1]) if self._prefixes else ()
+        if not digests:
+            return 0
+        ticket, known = self._ticket(), Known(digests, claims=not self._allow_degraded)
+        most = 16 * len(digests)
+        found = await together(
+            self._patience(lambda s=station: s.open(ticket, known, most)) for station in self._route.stations
+        )
+        return min(found)
 
-    async def _embed_chunks(self, ids: Sequence[int], start: int, size: int) -> list[bytes]:
-        """The next chunks of a prompt from `start` on, as many as are embedded together."""
-        row_bytes = F32 * self._route.hidden_size
-        most = min(EMBED_BYTES // row_bytes, self._route.max_tokens)
-        tokens = ids[start : start + max(1, most // size) * size]
-        hidden = await self._embed(f"embed-{start}", tokens)
-        return [bytes(hidden[at : at + size * row_bytes]) for at in range(0, len(hidden), size * row_bytes)]
+    async def _score(self, at: int, rows: bytes) -> None:
+        """Scores the prompt's ids after the rows of a piece that began at `at`."""
+        size = F32 * self._route.hidden_size
+        count = min(len(rows) // size, len(self._prompt) - 1 - at)
+        pieces = [rows[index * size : (index + 1) * size] for index in range(count)]
+        ids = self._prompt[at + 1 : at + 1 + count]
+        self._scored[at + 1] = await self._chooser.score(self._ticket(), at + 1, pieces, ids)
 
-    async def _through(
-        self,
-        phase: Phase,
-        position: int,
-        hidden: bytes | bytearray,
-        count: int,
-        rows: Rows,
-        turns: Sequence[asyncio.Lock] | None = None,
+    async def _share(self, ids: Sequence[int], normed: bytes) -> None:
+        """Lets the twins begin with what was read."""
+        twins, self._twins = self._twins, ()
+        for twin in twins:
+            if twin.life.stage.final or (twin._place is not None and not twin._place.served):
+                twin.give(None)
+                continue
+            start = Start(normed, self._touched)
+            try:
+                await together(
+                    self._patience(lambda s=station, t=twin: s.open(t._ticket_at(1), self.session, len(ids)))
+                    for station in self._route.stations
+                )
+            except Refusal:
+                start = None  # it reads for itself then
+            if not twin.give(start) or start is None:
+                self._shared.background(self._end_of(twin._ticket_at(1), Phase.CANCEL))
+
+    async def _forward(
+        self, index: int, position: int, data: bytes, count: int, rows: Rows, phase: Phase = Phase.PREFILL
     ) -> bytes:
-        """Rows through every station; the exit's normalised rows, as many as `rows` says."""
-        data = bytes(hidden)
-        for index, station in enumerate(self._route.stations):
-            envelope = self._ticket().envelope(station.layers, f"{phase}-{position}-{count}")
-            step = ForwardStep(envelope, phase, position, count, position, rows)
-            if turns is None:
-                part = await self._patiently(lambda s=station, x=step, d=data: s.forward(x, d))
-            else:
-                async with turns[index]:
-                    part = await self._patiently(lambda s=station, x=step, d=data: s.forward(x, d))
-            if index + 1 < len(self._route.stations):
-                data = self._rows_of(part, station, "hidden", count)
-            else:
-                wanted = {Rows.NONE: 0, Rows.LAST: 1, Rows.ALL: count}[rows]
-                data = self._rows_of(part, station, "normed", wanted)
-        return data
+        """Rows through one station; of the exit the normalised ones, as many as `rows` says."""
+        stations = self._route.stations
+        station = stations[index]
+        envelope = self._ticket().envelope(station.layers, f"{phase}-{position}-{count}")
+        step = ForwardStep(envelope, phase, position, count, position, rows)
+        part = await self._patience(lambda: station.forward(step, data))
+        if index + 1 < len(stations):
+            return self._rows_of(part, station, "hidden", count)
+        wanted = {Rows.NONE: 0, Rows.LAST: 1, Rows.ALL: count}[rows]
+        return self._rows_of(part, station, "normed", wanted)
 
     def _rows_of(self, part: Part, station: LayerHop, name: str, count: int) -> bytes:
         expected = (count, self._route.hidden_size)
@@ -221,11 +364,11 @@ class Generation:
             raise Refusal(RefusalKind.LOST, f"station {start}-{end} answered wrongly: {error}") from error
         return bytes(tensor.data)
 
-    async def _embed(self, step: str, tokens: Sequence[int]) -> bytearray:
+    async def _embed(self, position: int, tokens: Sequence[int]) -> bytearray:
         return await embed(
             self._route.shards,
             self._ticket(),
-            step,
+            f"embed-{position}",
             tokens,
             self._route.hidden_size,
             retries=self._limits.step_retries,
@@ -233,61 +376,34 @@ class Generation:
             degraded=self._touched if self._allow_degraded else None,
         )
 
-    async def _choose(self, normed: bytes, position: int) -> Sampled:
-        """The next token: every shard's slice, merged; more of it where the truncation needs more."""
-        choice = self._sampler.first_choice(position)
-        sizes = [end - start for start, end in (shard.ids for shard in self._route.shards)]
-        row: bytes | None = normed
-        while True:
-            slices = await self._slices(position, row, normed, choice)
-            try:
-                return sample(self._sampler, slices, sizes, choice.top_k, position)
-            except NotEnough as more:
-                if more.top_k <= choice.top_k:
-                    raise Refusal(RefusalKind.OVER_BUDGET, f"{more}, which is more than is given") from more
-                row = None
-                choice = Choice(top_k=more.top_k, temperature=choice.temperature)
-
-    async def _slices(self, position: int, row: bytes | None, normed: bytes, choice: Choice) -> list[Slice]:
-        ticket, step = self._ticket(), f"logits-{position}"
-
-        async def one(shard: VocabularyHop) -> Slice:
-            try:
-                return await self._patiently(lambda: shard.logits(ticket, step, row, choice))
-            except Refusal as refusal:
-                if row is not None or refusal.kind is not RefusalKind.CACHE_MISS:
-                    raise
-            # The shard has forgotten the row in between: it gets it once more.
-            return await self._patiently(lambda: shard.logits(ticket, step, normed, choice))
-
-        # A missing slice is an error: there is no distribution without it.
-        return await together(one(shard) for shard in self._route.shards)
-
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Sends a step again where that may help; it is idempotent."""
-        lost = busy = 0
-        while True:
-            try:
-                return await ask()
-            except Refusal as refusal:
-                if refusal.kind is RefusalKind.BUSY:
-                    busy += 1
-                elif refusal.kind in RETRY:
-                    lost += 1
-                else:
-                    raise
-                if lost > self._limits.step_retries or busy > self._limits.busy_retries:
-                    raise
-                self.report.retries += 1
-                pause = self._limits.pause * 2 ** min(lost + busy, 5)
-                await asyncio.sleep(max(pause, (refusal.retry_after_ms or 0) / 1000))
+    def _apply(self, event: Event) -> None:
+        self._life = apply(self._life, event)
+        self.report.attempts, self.report.preempted = self._life.attempts, self._life.preempted
+        self.report.retries = self._patience.retries
 
     def _ticket(self) -> Ticket:
-        return Ticket(self._session, self._session, self._epoch, self._route.model)
+        return self._ticket_at(self._life.epoch)
 
-    async def _end(self, ticket: Ticket, made: int) -> None:
-        """Frees the session everywhere; a station that cannot be reached frees it by its time to live."""
-        phase = Phase.RELEASE if made else Phase.CANCEL
+    def _ticket_at(self, epoch: int) -> Ticket:
+        return Ticket(self.request, self.session, epoch, self._route.model)
+
+    def _ending(self) -> Coroutine[Any, Any, None]:
+        """Frees the present attempt everywhere; what it has read may serve others if it went well."""
+        phase = Phase.RELEASE if self._written else Phase.CANCEL
+        digests: tuple[bytes, ...] = ()
+        well = self._life.stage in (Stage.ENDED, Stage.WAITING) and not self._touched
+        if phase is Phase.RELEASE and well and self._prefixes:
+            digests = page_digests(self._route.model, [*self._prompt, *self._written])
+        return self._free(self._ticket(), phase, digests)
+
+    async def _free(self, ticket: Ticket, phase: Phase, digests: Sequence[bytes]) -> None:
+        await self._end_of(ticket, phase, digests)
+        self._apply(Freed(ticket.epoch))
+        if self._life.at_rest and self._place is not None:
+            self._place.leave()
+
+    async def _end_of(self, ticket: Ticket, phase: Phase, digests: Sequence[bytes] = ()) -> None:
+        """Frees a session everywhere; a station that cannot be reached frees it by its time to live."""
         await asyncio.gather(
-            *(station.end(ticket, phase) for station in self._route.stations), return_exceptions=True
+            *(station.end(ticket, phase, digests) for station in self._route.stations), return_exceptions=True
         )

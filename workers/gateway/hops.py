@@ -1,7 +1,8 @@
 """The parts a generation is made with: stations and shards, each one small interface.
 
-A hop is asked for one step at a time and answers by a value or a `Refusal`. Today a hop is a Worker behind a
-binding; whatever else can carry a step can be one too.
+A hop is asked for one step at a time and answers by a value or a `Refusal`. Today a hop is an object of a
+Worker behind a binding; whatever else can carry a step can be one too. Steps that are asked for at the same
+moment travel together (`lanes`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.calls import FRAME, Call, Reply, brief
-from protocol.deadlines import DeadlineExceeded, within
-from protocol.frames import BadFrame, Kind, Part, Tensor, decode, encode
-from protocol.ports import Background, Peer, PeerLost
+from lanes import Lane, Wire
+from protocol.frames import BadFrame, Kind, Part, Tensor
+from protocol.ports import Peer
 from protocol.steps import (
+    DIGEST_BYTES,
     Choice,
     EmbedStep,
     Envelope,
@@ -26,7 +27,6 @@ from protocol.steps import (
     Refusal,
     RefusalKind,
     Slice,
-    raise_refusal,
 )
 
 F32 = 4
@@ -46,6 +46,14 @@ class Ticket:
         return Envelope(self.request, self.session, self.epoch, self.model, range, step)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a session's pages will be: a digest of every full page, and whether others may begin with them."""
+
+    digests: tuple[bytes, ...]
+    claims: bool
+
+
 class LayerHop(Protocol):
     """Something that takes rows of hidden state through a range of layers."""
 
@@ -58,8 +66,15 @@ class LayerHop(Protocol):
         """Rows through the layers. Raises `Refusal`."""
         ...
 
-    async def end(self, ticket: Ticket, phase: Phase) -> None:
-        """Releases or cancels a session. Raises `Refusal`."""
+    async def open(self, ticket: Ticket, known: Known | str, most: int) -> int:
+        """Begins a session with up to `most` tokens that are there already; returns how many those are.
+
+        They are what is known by digests, or exactly `most` of another session. Raises `Refusal`.
+        """
+        ...
+
+    async def end(self, ticket: Ticket, phase: Phase, kept: Sequence[bytes] = ()) -> None:
+        """Releases or cancels a session; pages of which digests are given are kept. Raises `Refusal`."""
         ...
 
 
@@ -80,83 +95,49 @@ class VocabularyHop(Protocol):
         ...
 
 
-class FrameHop:
-    """What both kinds of hop share: a peer that is sent one-step frames until a deadline."""
-
-    def __init__(
-        self, name: str, peer: Peer, headers: dict[str, str], deadline: float, background: Background
-    ) -> None:
-        self.name = name
-        self._peer = peer
-        self._headers = {**headers, "content-type": FRAME}
-        self._deadline = deadline
-        self._background = background
-
-    async def ask(self, path: str, kind: Kind, part: Part) -> Part:
-        """Sends one step; returns its answer. Raises `Refusal`, of kind `lost` when nobody answered."""
-        call = Call("POST", path, encode(kind, [part]), self._headers)
-        try:
-            reply = await within(self._deadline, self._peer.call(call), self.name, self._background)
-        except (PeerLost, DeadlineExceeded) as error:
-            raise Refusal(RefusalKind.LOST, f"{self.name}: {brief(error)}") from error
-        if reply.status != 200:
-            raise _refusal_of(self.name, reply)
-        try:
-            frame = decode(reply.bytes())
-            if frame.kind is not kind or not frame.answer or len(frame.parts) != 1:
-                raise BadFrame(f"expected one answer of kind {kind.name.lower()}")
-        except BadFrame as error:
-            raise Refusal(RefusalKind.LOST, f"{self.name} answered by a bad frame: {error}") from error
-        answer = frame.parts[0]
-        try:
-            raise_refusal(answer.envelope)
-        except Refusal as refusal:
-            detail = f"{self.name}: {refusal.detail}"
-            raise Refusal(refusal.kind, detail, refusal.retry_after_ms) from None
-        return answer
-
-
-class StationHop(FrameHop):
+class StationHop:
     """A layer station behind a binding."""
 
-    def __init__(
-        self,
-        layers: tuple[int, int],
-        peer: Peer,
-        headers: dict[str, str],
-        deadline: float,
-        background: Background,
-        hidden_size: int,
-    ) -> None:
-        super().__init__(f"station {layers[0]}-{layers[1]}", peer, headers, deadline, background)
+    def __init__(self, layers: tuple[int, int], peer: Peer, wire: Wire, hidden_size: int) -> None:
+        self.name = f"station {layers[0]}-{layers[1]}"
         self.layers = layers
         self._hidden_size = hidden_size
+        self._lane = Lane(self.name, peer, "/forward", Kind.FORWARD, wire)
 
     async def forward(self, step: ForwardStep, hidden: bytes) -> Part:
         """Rows through the station's layers."""
         tensor = Tensor("hidden", "f32", (step.count, self._hidden_size), hidden)
-        return await self.ask("/forward", Kind.FORWARD, Part(step.to_json(), {"hidden": tensor}))
+        return await self._lane.ask(Part(step.to_json(), {"hidden": tensor}))
 
-    async def end(self, ticket: Ticket, phase: Phase) -> None:
+    async def open(self, ticket: Ticket, known: Known | str, most: int) -> int:
+        """Begins a session with what the station has."""
+        source = known if isinstance(known, str) else None
+        claims = isinstance(known, Known) and known.claims
+        envelope = ticket.envelope(self.layers, "open")
+        step = ForwardStep(envelope, Phase.OPEN, most, 0, most, source=source, claims=claims)
+        answer = await self._lane.ask(Part(step.to_json(), _digests(known) if source is None else {}))
+        length = answer.envelope.get("cache_length")
+        if type(length) is not int or not 0 <= length <= most or (source is not None and length != most):
+            raise Refusal(
+                RefusalKind.LOST, f"{self.name} says that a session begins with {length!r} of {most} tokens"
+            )
+        return length
+
+    async def end(self, ticket: Ticket, phase: Phase, kept: Sequence[bytes] = ()) -> None:
         """Releases or cancels a session."""
         step = ForwardStep(ticket.envelope(self.layers, str(phase)), phase, 0, 0, 0)
-        await self.ask("/forward", Kind.FORWARD, Part(step.to_json()))
+        tensors = _digests(Known(tuple(kept), False)) if kept else {}
+        await self._lane.ask(Part(step.to_json(), tensors))
 
 
-class ShardHop(FrameHop):
+class ShardHop:
     """A vocabulary shard behind a binding."""
 
-    def __init__(
-        self,
-        ids: tuple[int, int],
-        peer: Peer,
-        headers: dict[str, str],
-        deadline: float,
-        background: Background,
-        hidden_size: int,
-    ) -> None:
-        super().__init__(f"shard {ids[0]}-{ids[1]}", peer, headers, deadline, background)
+    def __init__(self, ids: tuple[int, int], peer: Peer, wire: Wire, hidden_size: int) -> None:
+        self.name = f"shard {ids[0]}-{ids[1]}"
         self.ids = ids
+        self._embed = Lane(self.name, peer, "/embed", Kind.EMBED, wire)
+        self._logits = Lane(self.name, peer, "/logits", Kind.LOGITS, wire)
         self._row_bytes = F32 * hidden_size
         self._hidden_size = hidden_size
 
@@ -165,7 +146,7 @@ class ShardHop(FrameHop):
         data = struct.pack(f"<{len(tokens)}i", *tokens)
         envelope = EmbedStep(ticket.envelope(self.ids, step)).to_json()
         part = Part(envelope, {"tokens": Tensor("tokens", "i32", (len(tokens),), data)})
-        answer = await self.ask("/embed", Kind.EMBED, part)
+        answer = await self._embed.ask(part)
         try:
             positions = answer.tensor("positions", "i32", 1)
             rows = answer.tensor("rows", "f32", 2)
@@ -194,7 +175,7 @@ class ShardHop(FrameHop):
         tensors = (
             {} if normed is None else {"normed": Tensor("normed", "f32", (1, self._hidden_size), normed)}
         )
-        answer = await self.ask("/logits", Kind.LOGITS, Part(envelope, tensors))
+        answer = await self._logits.ask(Part(envelope, tensors))
         try:
             found = read_slice(answer)
             if [entry.id for entry in found.wanted] != list(wanted) or len(found.candidates) > choice.top_k:
@@ -231,9 +212,6 @@ def _ranked(answer: Part, name: str) -> tuple[Ranked, ...]:
     )
 
 
-def _refusal_of(name: str, reply: Reply) -> Refusal:
-    kind = {400: RefusalKind.BAD_FRAME, 413: RefusalKind.OVER_BUDGET, 503: RefusalKind.BUSY}.get(
-        reply.status, RefusalKind.LOST
-    )
-    body = reply.body if isinstance(reply.body, bytes) else b""
-    return Refusal(kind, f"{name} answered {reply.status}: {body[:300].decode(errors='replace')}")
+def _digests(known: Known | str) -> dict[str, Tensor]:
+    digests = known.digests if isinstance(known, Known) else ()
+    return {"digests": Tensor("digests", "u8", (len(digests), DIGEST_BYTES), b"".join(digests))}

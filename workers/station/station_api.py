@@ -9,8 +9,8 @@ from typing import Any
 
 from engine.client import KV_PAGE_TOKENS
 from engine.fit import FRAMES_IN
-from engine.host import ABI_VERSION
 from near import NearSource
+from protocol.agreement import agreement
 from protocol.batching import BatchLoop
 from protocol.calls import Call, Reply, json_reply
 from protocol.fields import BadField, json_fields
@@ -132,19 +132,14 @@ class StationApi:
 
     def health(self) -> dict[str, Any]:
         """What the station is, for whoever wants to use it."""
-        station, config = self.station, self.station.knot.header.config
+        station = self.station
         return {
             "status": "ok",
             "kind": "station",
             "role": station.settings.role,
             "layers": list(station.layers),
-            "hidden_size": config.hidden_size,
-            "vocab_size": config.vocab_size,
-            "num_layers": config.num_layers,
-            "architecture": config.architecture,
-            "model": station.knot.header.fingerprint,
+            **agreement(station.knot.header),
             "knot": station.knot.key,
-            "abi": ABI_VERSION,
             "max_rows": station.max_rows,
             "residency": station.settings.residency,
             "resident": station.weights.arena.whole,

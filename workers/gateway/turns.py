@@ -1,0 +1,95 @@
+"""Work that outlives one event of an object: how much one event may do, and how the next one comes.
+
+The platform bounds what an object does for one event: calls of other parts, and time of computing. A new
+event, a request or an alarm, begins the reckoning anew for everything that goes on in the object. So while
+there is work, an alarm is set; and when an event has made as many calls as it may, the others wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.ports import Background, PeerLost
+
+# Of the 10,000 calls that the platform allows; the rest is for calls that are no steps.
+CALLS: Final = 8000
+# How long the next event is waited for, in seconds; an alarm that is due comes within moments.
+PATIENCE: Final = 60.0
+
+
+@dataclass(slots=True)
+class TurnCounts:
+    """Events so far, calls of other parts, and most calls in one event."""
+
+    turns: int = 0
+    calls: int = 0
+    calls_peak: int = 0
+
+
+class Turns:
+    """The events of one object. `ring` sets the alarm to so many seconds from now; without one nothing waits.
+
+    Every event calls `begin`; every call of another part is announced by `call`.
+    """
+
+    def __init__(
+        self,
+        background: Background | None = None,
+        ring: Callable[[float], Awaitable[None]] | None = None,
+        *,
+        seconds: float = 10.0,
+        calls: int = CALLS,
+    ) -> None:
+        self._background = background
+        self._ring = ring
+        self._seconds = seconds
+        self._most = calls
+        self._calls = 0
+        self._rung: float | None = None
+        self._next = asyncio.Event()
+        self.counts = TurnCounts()
+
+    def begin(self) -> None:
+        """A new event has come."""
+        self._calls = 0
+        self._rung = None
+        self.counts.turns += 1
+        self._next.set()
+
+    async def call(self) -> None:
+        """Counts a call of another part; waits for the next event when this one may make no more.
+
+        Raises `PeerLost` when none comes.
+        """
+        while self._ring is not None and self._calls >= self._most:
+            self._set(0.0)
+            self._next.clear()
+            try:
+                await asyncio.wait_for(self._next.wait(), PATIENCE)
+            except TimeoutError:
+                raise PeerLost(
+                    f"{self._calls} calls were made in one event, and no other came in {PATIENCE:g} s"
+                ) from None
+        self._calls += 1
+        self.counts.calls += 1
+        self.counts.calls_peak = max(self.counts.calls_peak, self._calls)
+        self._set(self._seconds)
+
+    def _set(self, seconds: float) -> None:
+        """Sees to it that an alarm comes in so many seconds or sooner."""
+        if self._ring is None or self._background is None:
+            return
+        if self._rung is None or seconds < self._rung:
+            self._rung = seconds
+            self._background(self._ring_in(seconds))
+
+    async def _ring_in(self, seconds: float) -> None:
+        assert self._ring is not None
+        try:
+            await self._ring(seconds)
+        except Exception:
+            self._rung = None  # the next call tries again
+            raise
