@@ -101,7 +101,16 @@ class Admission:
         return self._tokens
 
     def enter(self, count: int, prompt: int, most: int) -> list[Place]:
-        """Places for `count` sessions of a prompt and at most so many tokens more. Raises `Refusal`, busy."""
+        """Places for `count` sessions of a prompt and at most so many tokens more. Raises `Refusal`.
+
+        It is `busy` when others are in the way, `over_budget` when the prompt would not fit even alone.
+        """
+        if prompt > self._tokens:
+            raise Refusal(
+                RefusalKind.OVER_BUDGET,
+                f"the prompt has {prompt} tokens, and a station's keys and values have room for "
+                f"{self._tokens}; send a shorter one, or raise KV_BYTES or the number of stations",
+            )
         places = [Place(self, prompt, most) for _ in range(count)]
         self._queue.extend(places)
         self._admit()
