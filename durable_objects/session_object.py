@@ -134,7 +134,8 @@ class SessionObject(DurableObject):
             [self._part(f"STATION_{i}", "station") for i in range(len(settings.stations))],
             [self._part(f"SHARD_{i}", "shard") for i in range(len(settings.shards))],
         )
-        route = await find_route(settings, model.header, parts.stations, parts.shards, wire)
+        known = boundary.storage(self.ctx)
+        route = await find_route(settings, model.header, parts.stations, parts.shards, wire, known)
         shared = Shared(
             route,
             boundary.clock,

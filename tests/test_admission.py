@@ -53,7 +53,7 @@ def test_a_request_for_several_sessions_gets_all_its_places_or_none() -> None:
 def test_a_prompt_that_no_cache_can_hold_is_refused_with_both_numbers() -> None:
     async def main() -> None:
         admission = Admission(sessions=2, waiting=2, tokens=160)
-        with pytest.raises(Refusal, match="200 tokens.*160") as caught:
+        with pytest.raises(Refusal, match=r"200 tokens.*160") as caught:
             admission.enter(1, 200, 10)
         assert (caught.value.kind, caught.value.retry_after_ms) == (RefusalKind.OVER_BUDGET, None)
         assert at_rest(admission)

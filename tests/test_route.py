@@ -13,6 +13,7 @@ from fake_cluster import HEADERS, SECRET, Background, FakeCluster, FakePeer, fak
 import route
 from lanes import Wire
 from protocol.calls import Call, Reply, json_reply
+from protocol.frames import BadFrame, Part, Tensor, decode, encode
 from route import GatewaySettings, RouteUnavailable, find_route
 from shared import Route
 
@@ -200,5 +201,112 @@ def test_nothing_is_left_in_the_background() -> None:
         background = Background()
         await find_route(settings(cluster), *_parts(cluster), Wire(HEADERS, 5, background))
         assert not background.tasks
+
+    case(body)
+
+
+class Known:
+    """Answers that are remembered."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    async def get(self, key: str) -> bytes | None:
+        return self.values.get(key)
+
+    async def put(self, key: str, value: bytes) -> None:
+        self.values[key] = value
+
+    async def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
+    async def keys(self, prefix: str) -> list[str]:
+        return sorted(key for key in self.values if key.startswith(prefix))
+
+
+async def admitted(cluster: FakeCluster, known: Known) -> Route:
+    return await find_route(settings(cluster), *_parts(cluster), cluster.wire, known)
+
+
+def test_stations_are_admitted_by_a_canary_whose_answer_stays_the_same_and_that_leaves_nothing() -> None:
+    async def body(cluster: FakeCluster) -> None:
+        known = Known()
+        for _ in range(3):
+            await admitted(cluster, known)
+            await cluster.background.drain()
+            cluster.at_rest()
+        assert len(known.values) == len(cluster.stations)
+        assert all(api.loop.load.batches == 3 for api in cluster.stations), "one pass each time"
+
+    case(body)
+
+
+def spoiled(cluster: FakeCluster, change: Callable[[bytearray], None]) -> None:
+    """Has the second station answer otherwise, in frames that are right."""
+
+    def spoil(data: bytes) -> bytes:
+        try:
+            frame = decode(data)
+        except BadFrame:
+            return data
+        parts = []
+        for part in frame.parts:
+            tensors = {}
+            for name, tensor in part.tensors.items():
+                changed = bytearray(tensor.data)
+                if changed:
+                    change(changed)
+                tensors[name] = Tensor(name, tensor.dtype, tensor.shape, bytes(changed))
+            parts.append(Part(part.envelope, tensors))
+        return encode(frame.kind, parts, answer=True)
+
+    cluster.station_peers[1].spoil = spoil
+
+
+def test_a_station_whose_arithmetic_has_changed_is_not_admitted_and_the_field_is_named() -> None:
+    async def body(cluster: FakeCluster) -> None:
+        known = Known()
+        await admitted(cluster, known)
+
+        def lowest_bit(data: bytearray) -> None:
+            data[0] ^= 1
+
+        spoiled(cluster, lowest_bit)
+        with pytest.raises(RouteUnavailable, match=r"station 1-3 has canary \w+, expected \w+"):
+            await admitted(cluster, known)
+
+    case(body)
+
+
+def test_a_station_that_answers_by_numbers_that_are_none_is_not_admitted() -> None:
+    async def body(cluster: FakeCluster) -> None:
+        def no_number(data: bytearray) -> None:
+            data[4:8] = b"\0\0\xc0\x7f"
+
+        spoiled(cluster, no_number)
+        with pytest.raises(RouteUnavailable, match="station 1-3 answers the canary by numbers"):
+            await admitted(cluster, Known())
+
+    case(body)
+
+
+def test_a_station_whose_rows_depend_on_their_company_is_not_admitted() -> None:
+    async def body(cluster: FakeCluster) -> None:
+        def when_in_company(data: bytearray) -> None:
+            if len(data) > 4 * cluster.route.hidden_size:
+                data[0] ^= 1
+
+        spoiled(cluster, when_in_company)
+        with pytest.raises(RouteUnavailable, match="station 1-3 answers a row that shares a step otherwise"):
+            await admitted(cluster, Known())
+
+    case(body)
+
+
+def test_a_station_that_cannot_compute_is_not_admitted() -> None:
+    async def body(cluster: FakeCluster) -> None:
+        cluster.station_peers[0].lose += ["/forward"] * 9
+        with pytest.raises(RouteUnavailable, match=r"station 0-1.*lost"):
+            await admitted(cluster, Known())
 
     case(body)

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from canary import CanaryFailed, admit
 from hops import ShardHop, StationHop
 from knot.header import KnotHeader
 from lanes import Wire
 from protocol.agreement import agreement, disagreement
 from protocol.calls import Call, Reply, brief
 from protocol.deadlines import DeadlineExceeded, together, within
-from protocol.ports import Peer, PeerLost
+from protocol.ports import Peer, PeerLost, Storage
 from protocol.settings import Settings, SettingsError, Variables
+from protocol.steps import Refusal
 from rounds import GAP
 from shared import Route, Sharing
 from turns import CALLS
@@ -95,8 +97,12 @@ async def find_route(
     stations: Sequence[Peer],
     shards: Sequence[Peer],
     wire: Wire,
+    known: Storage | None = None,
 ) -> Route:
-    """Asks every part what it is, and makes a route of those that agree. Raises `RouteUnavailable`."""
+    """Asks every part what it is, and makes a route of those that agree. Raises `RouteUnavailable`.
+
+    With `known`, which remembers the answers, stations are admitted by a canary.
+    """
     config, common = header.config, agreement(header)
     asked = [
         *(_health(f"station {i}", peer, wire) for i, peer in enumerate(stations)),
@@ -114,13 +120,21 @@ async def find_route(
     for i, (health, ids) in enumerate(zip(about_shards, settings.shards, strict=True)):
         _agree(f"shard {i}", health, {"kind": "shard", "vocab": list(ids), **common})
         _numbers(f"shard {i}", health, max_tokens="tokens")
+    hops = [
+        StationHop(layers, peer, wire, config.hidden_size)
+        for layers, peer in zip(settings.stations, stations, strict=True)
+    ]
+    if settings.canary and known is not None:
+        try:
+            await together(
+                admit(hop, header.fingerprint, common["abi"], config.hidden_size, known) for hop in hops
+            )
+        except (CanaryFailed, Refusal) as error:
+            raise RouteUnavailable(str(error)) from error
     return Route(
         model=header.fingerprint,
         hidden_size=config.hidden_size,
-        stations=[
-            StationHop(layers, peer, wire, config.hidden_size)
-            for layers, peer in zip(settings.stations, stations, strict=True)
-        ],
+        stations=hops,
         shards=[
             ShardHop(ids, peer, wire, config.hidden_size)
             for ids, peer in zip(settings.shards, shards, strict=True)
