@@ -7,7 +7,7 @@ or when the wait for them has been long enough: one that is slow, or whose part 
 long.
 
 Pieces of prompts ride along with a group while others are writing. Their size is such that a writer's step
-takes at most `GAP` times as long as without them.
+takes at most `GAP` times as long as without them, but at least a tile of rows.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ FIRST_ROWS: Final = 32
 SHORTEST, LONGEST, SHARE = 0.02, 1.0, 0.2
 # A group is given up waiting for when some are back and the others take so many times as long.
 STRAGGLERS: Final = 0.5
+# A group of which nobody is back is given up waiting for after so many rounds' time, and at least this.
+OVERDUE, OVERDUE_SECONDS = 5.0, 2.0
 # How often a piece may be passed over for want of room.
 PASSED_OVER: Final = 4
 # How much the newest measurement counts.
@@ -46,23 +48,29 @@ class Group:
     patience: float
     arrived: int = 0
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    some_back: bool = False
     over: bool = False
     giving_up: asyncio.TimerHandle | None = None
+    late: asyncio.TimerHandle | None = None
 
     async def together(self) -> None:
         """Waits until every member has come as far, or has left, or has taken too long."""
         self.arrived += 1
         self.check()
-        if not self.ready.is_set():
-            try:
-                await asyncio.wait_for(self.ready.wait(), self.patience)
-            except TimeoutError:
-                self.ready.set()  # nobody else waits either
+        if self.ready.is_set():
+            return
+        if self.late is None:
+            self.late = asyncio.get_running_loop().call_later(self.patience, self.ready.set)
+        # Nothing stands between the event and those who wait: they wake in one turn of the event loop, so
+        # that their steps get into one frame.
+        await self.ready.wait()
 
     def check(self) -> None:
         """Lets those go who wait for others, if there are none to wait for."""
         if self.arrived >= len(self.members):
             self.ready.set()
+            if self.late is not None:
+                self.late.cancel()
 
 
 @dataclass(eq=False, slots=True)
@@ -119,8 +127,9 @@ class Rounds:
         rows = FIRST_ROWS
         if self._row_seconds and self._seconds:
             rows = int((self._gap - 1) * self._seconds / self._row_seconds)
-        rows = min(rows, self._max_rows - self.writers, most)
-        return max(1, rows - rows % TILE_ROWS if rows >= TILE_ROWS else rows)
+        # A tile costs little more than one row of it, so a piece is no smaller.
+        rows = max(TILE_ROWS, rows - rows % TILE_ROWS)
+        return max(1, min(rows, self._max_rows - self.writers, most))
 
     def join(self, name: str) -> None:
         """A session begins to write."""
@@ -166,12 +175,20 @@ class Rounds:
         group.check()
         if not group.members:
             self._end(group)
-        elif group.giving_up is None:
+        elif not group.some_back and (name in self._writers or not group.members & self._writers):
+            # A piece of a prompt is back sooner than those who write: they go on to the head.
+            group.some_back = True
             wait = max(group.patience, STRAGGLERS * (self._clock() - group.began))
-            group.giving_up = asyncio.get_running_loop().call_later(wait, self._give_up, group)
+            self._give_up_in(group, wait)
+
+    def _give_up_in(self, group: Group, seconds: float) -> None:
+        if group.giving_up is not None:
+            group.giving_up.cancel()
+        group.giving_up = asyncio.get_running_loop().call_later(seconds, self._give_up, group)
 
     def _give_up(self, group: Group) -> None:
         """Whoever of a group is not back by now is waited for no longer."""
+        group.ready.set()
         self._late |= group.members & self._writers
         self._end(group)
 
@@ -243,6 +260,7 @@ class Rounds:
         names = {waiting.name for waiting in taken}
         group = Group(self._clock(), len(taken), rows, names, self.patience())
         self._under_way.append(group)
+        self._give_up_in(group, max(OVERDUE * self._seconds, OVERDUE_SECONDS))
         self.counts.rounds += 1
         self.counts.steps += len(taken)
         self.counts.steps_peak = max(self.counts.steps_peak, len(taken))
