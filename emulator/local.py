@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Final
 
 from emulator.cluster import Cluster, EngineKind
 from emulator.config import ObjectBinding, WorkerConfig, bundle
+from emulator.errors import EmulatorError
 from emulator.faults import Faults
 from knot.header import KnotHeader
 from knot.reader import load_header
@@ -19,6 +21,8 @@ from protocol.recorder import Recorder
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGES: Final = ("protocol", "engine", "knot", "durable_objects")
+# Libraries that a Worker brings along; `scripts/stage.py` finds the same by their imports.
+LIBRARIES: Final = {"workers/gateway": ("jinja2", "markupsafe")}
 # The parts of those packages that have a place in a Worker; the others run the crate in CPython.
 ENGINE_MODULES: Final = ("blocks", "budget", "client", "errors", "fit", "host", "rows", "values", "weights")
 
@@ -85,8 +89,13 @@ def worker_config(spec: WorkerSpec) -> WorkerConfig:
 
 def worker_bundle(folder: str) -> dict[str, Path]:
     """The modules of a Worker: its own files, and the packages that all share."""
-    return bundle(
-        ROOT / folder,
-        packages={name: ROOT / name for name in PACKAGES},
-        only={"engine": ENGINE_MODULES},
-    )
+    packages = {name: ROOT / name for name in PACKAGES}
+    packages |= {name: _library(name) for name in LIBRARIES.get(folder, ())}
+    return bundle(ROOT / folder, packages=packages, only={"engine": ENGINE_MODULES})
+
+
+def _library(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise EmulatorError(f"{name} is missing: run `make setup`")
+    return Path(spec.origin).parent

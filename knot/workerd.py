@@ -255,7 +255,9 @@ async def _make_snapshot(wrapper: Path, target: Path) -> None:
     The entry that does so has another name than a Worker's, which is imported as always.
     """
     files = _all_files()
-    names = [name[:-3].replace("/", ".").removesuffix(".__init__") for name in files if name.endswith(".py")]
+    # Libraries are imported by the few that use them, and would take the others' memory.
+    own = [name for name in files if name.partition("/")[0] not in _script("stage").LIBRARIES]
+    names = [name[:-3].replace("/", ".").removesuffix(".__init__") for name in own if name.endswith(".py")]
     with tempfile.TemporaryDirectory(prefix="knot-snapshot-") as scratch:
         # Made aside and moved there whole: two clusters may start at once.
         made = Path(tempfile.mkdtemp(prefix="making-", dir=wrapper.parent))

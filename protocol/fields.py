@@ -21,6 +21,14 @@ class BadField(ValueError):
         super().__init__(sentence)
 
 
+class MissingField(BadField):
+    """A field that must be there and is not."""
+
+
+class UnknownField(BadField):
+    """A field that nobody would have honoured."""
+
+
 def json_fields(data: bytes, what: str) -> Fields:
     """The fields of the JSON object in `data`. Raises `BadField` for anything else."""
     try:
@@ -108,17 +116,17 @@ class Fields:
         return name in self._left
 
     def end(self) -> None:
-        """Raises `BadField` when a field was not taken: nobody would have honoured it."""
+        """Raises `UnknownField` when a field was not taken: nobody would have honoured it."""
         if self._left:
             name = min(self._left)[:MAX_TEXT]
-            raise BadField(f"{self._what} has the unknown field {name!r}; leave it out", name)
+            raise UnknownField(f"{self._what} has the unknown field {name!r}; leave it out", name)
 
     def _take(self, name: str, default: Any) -> Any:
         value = self._left.pop(name, None)
         if value is None:
             value = default
         if value is None:
-            raise BadField(f"{self._what} lacks the field {name!r}", name)
+            raise MissingField(f"{self._what} lacks the field {name!r}", name)
         return value
 
     def _wrong(self, name: str, value: object, expected: str) -> BadField:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import gzip
+import importlib.util
 import io
 import os
 import shutil
@@ -30,6 +31,9 @@ FOLDERS: Final = tuple(
     f"workers/{name}" for name in ("station", "cobordism", "layer_warden", "cobordism_warden", "gateway")
 )
 PACKAGES: Final = ("protocol", "durable_objects", "engine", "knot")
+# Libraries of the environment that a bundle takes along whole when something in it imports them. They are of
+# Python alone: what they have in C, they can do without.
+LIBRARIES: Final[dict[str, tuple[str, ...]]] = {"jinja2": ("markupsafe",), "markupsafe": ()}
 # Modules that the platform and the SDK bring.
 PLATFORM: Final = ("workers", "pyodide", "pyodide_js")
 BOUNDARY: Final = "workers/boundary.py"
@@ -53,6 +57,11 @@ def bundle_files(folder: str) -> dict[str, Path]:
     waiting = ["boundary", "entry"]
     while waiting:
         module = waiting.pop()
+        library = module.partition(".")[0]
+        if library in LIBRARIES:
+            found.update(library_files(library))
+            waiting += [name for name in LIBRARIES[library] if f"{name}/__init__.py" not in found]
+            continue
         path = _file_of(module, folder)
         if path is None:
             continue
@@ -64,6 +73,15 @@ def bundle_files(folder: str) -> dict[str, Path]:
     for other in OTHERS:
         found[Path(other).name] = _made(other)
     return dict(sorted(found.items()))
+
+
+def library_files(name: str) -> dict[str, Path]:
+    """A library's Python files: path in the bundle → file. Raises `StageError`."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise StageError(f"{name} is missing: run `make setup`, and this with .venv/bin/python")
+    folder = Path(spec.origin).parent
+    return {f"{name}/{path.relative_to(folder)}": path for path in sorted(folder.rglob("*.py"))}
 
 
 def _made(name: str) -> Path:

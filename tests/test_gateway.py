@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from core_support import greedy, grouped, knot_of, run
@@ -66,6 +67,7 @@ def test_a_completion_has_openais_shape_and_the_exact_ids() -> None:
         }  # fmt: skip
         assert answer["usage"] == {
             "prompt_tokens": len(PROMPT), "completion_tokens": COUNT, "total_tokens": len(PROMPT) + COUNT,
+            "prompt_tokens_details": {"cached_tokens": 0},
         }  # fmt: skip
         assert answer["knot"]["ids"] == EXPECTED
         assert answer["knot"]["prompt_ids"] == list(PROMPT)
@@ -265,7 +267,9 @@ def test_the_same_seed_gives_the_same_text_and_another_one_another() -> None:
         ({"prompt": [300]}, ["token id 300 does not exist", "300 ids"]),
         ({"prompt": "a", "temperature": 3}, ["temperature", "0 to 2"]),
         ({"prompt": "a", "temprature": 0}, ["unknown field 'temprature'"]),
-        ({"prompt": "a", "n": 2}, ["unknown field 'n'"]),
+        ({"prompt": "a", "n": 0}, ["request.n is", "1 to 128"]),
+        ({"prompt": ["a", ""]}, ["prompt is empty"]),
+        ({"prompt": "a", "logit_bias": {"300": 1}}, ["token id 300 does not exist"]),
         ({"prompt": "a", "max_tokens": 5000}, ["max_tokens is 5000", "4096 is most"]),
         ({"prompt": [1] * 500, "max_tokens": 13}, ["500 tokens", "max_tokens is 13", "context of 512"]),
         ({"prompt": [1] * 513, "max_tokens": 0}, ["513 tokens", "context of 512"]),
@@ -328,7 +332,9 @@ def test_models_health_and_cluster_say_what_there_is() -> None:
         assert (health["status"], health["model"]) == ("ok", cluster.knot.header.fingerprint)
         found = (await ask(cluster, "GET", "/cluster")).json()
         assert (found["stations"], found["shards"]) == ([[0, 1], [1, 3]], [[0, 100], [100, 200], [200, 300]])
-        assert (await ask(cluster, "GET", "/v1/completions")).status == 404
+        card = await ask(cluster, "GET", "/v1/models/" + quote(cluster.knot.header.name, safe=""))
+        assert card.json() == models["data"][0]
+        assert (await ask(cluster, "GET", "/v1/models/another")).json()["error"]["code"] == "model_not_found"
 
     case(body)
 

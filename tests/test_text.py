@@ -101,6 +101,36 @@ def test_however_text_is_cut_into_tokens_it_is_cut_at_the_stop_and_never_taken_b
     assert ("".join(seen), stopped) == (expected, ended)
 
 
+def settled(pieces: Sequence[str], stops: Sequence[str], held: str = "") -> tuple[list[int], list[int]]:
+    """How many ids are settled after each piece and at the end; and where each begins."""
+    stream, seen = TextStream(Pieces(pieces, held), stops), list[int]()
+    for number in range(len(pieces)):
+        stream.push(number)
+        seen.append(stream.settled)
+        if stream.stopped:
+            break
+    stream.finish()
+    return [*seen, stream.settled], stream.starts
+
+
+def test_an_id_is_settled_with_the_last_of_its_text() -> None:
+    assert settled(["ab", "c", "de"], []) == ([1, 2, 3, 3], [0, 2, 3])
+    assert settled(["ab", "c", "dx"], ["cdy"]) == ([1, 1, 3, 3], [0, 2, 3])
+    assert settled(["ab", "c", "d"], ["cdy"]) == ([1, 1, 1, 3], [0, 2, 3])
+
+
+def test_an_id_that_reaches_into_the_stop_string_never_is() -> None:
+    assert settled(["ABC", "DE", "FG", "HI", "JKL"], ["DEFGHIJ"])[0] == [1, 1, 1, 1, 1, 1]
+    assert settled(["ABCDE", "FGHIJK"], ["DEFGHIJ"])[0] == [0, 0, 0]
+    assert settled(["ab", "c"], ["cd"], held="de")[0] == [1, 1, 1]
+
+
+def test_an_id_without_text_is_settled_with_the_text_after_it_or_at_the_end() -> None:
+    assert settled(["a", "", "b"], [])[0] == [1, 1, 3, 3]
+    assert settled(["a", ""], [])[0] == [1, 1, 2]
+    assert settled(["a", "", "\u6b6a"], ["\u6b6a"])[0] == [1, 1, 1, 1], "it may be half of the stop string"
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     path = knot_of()

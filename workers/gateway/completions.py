@@ -1,104 +1,96 @@
-"""`POST /v1/completions` as values: what a request asks for, and how an answer is said."""
+"""`POST /v1/completions`: what a request asks for."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from protocol.fields import BadField, Fields
-from sampling import Sampler
+from knot.strict_json import is_int
+from parameters import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    REQUEST,
+    Parameters,
+    only,
+    read_max_tokens,
+    read_parameters,
+)
+from protocol.fields import BadField, Fields, MissingField, UnknownField
 
 MAX_PROMPT_CHARS: Final = 4 << 20
 MAX_PROMPT_IDS: Final = 1 << 20
-MAX_STOPS: Final = 16
+DEFAULT_TOKENS: Final = 16
+
+Prompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A request: `prompt` is text or ids; `seed` None means a fresh one."""
+    """A request: every prompt is text or ids; with `echo` the answer begins with its prompt."""
 
-    model: str | None
-    prompt: str | tuple[int, ...]
-    max_tokens: int
-    sampler: Sampler
-    seed: int | None
-    stops: tuple[str, ...]
-    stream: bool
-    include_usage: bool
-    allow_degraded: bool
-    ignore_end: bool
-    details: bool
+    prompts: tuple[Prompt, ...]
+    parameters: Parameters
+    echo: bool = False
 
     @classmethod
     def from_fields(cls, fields: Fields) -> CompletionRequest:
-        """Reads a request. Raises `BadField` that names the parameter.
-
-        Beyond OpenAI's: `top_k`, `min_p`, `on_shard_failure` ("refuse" or "degrade"), `ignore_eos`, and
-        `details` for what the cluster did.
-        """
-        model = fields.text("model") if fields.has("model") else None
-        options = fields.object("stream_options") if fields.has("stream_options") else None
-        seed = fields.integer("seed", -(1 << 63), (1 << 63) - 1) if fields.has("seed") else None
+        """Reads a request. Raises `BadField` that names the parameter."""
+        logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS) if fields.has("logprobs") else None
+        max_tokens = read_max_tokens(fields, "max_tokens", "max_completion_tokens")
         request = cls(
-            model=model,
-            prompt=_prompt(fields),
-            max_tokens=fields.integer("max_tokens", 0, 1 << 20, 16),
-            sampler=Sampler(
-                temperature=fields.number("temperature", 0, 2, 1.0),
-                top_k=fields.integer("top_k", 0, 1 << 20, 0),
-                top_p=fields.number("top_p", 0, 1, 1.0),
-                min_p=fields.number("min_p", 0, 1, 0.0),
-            ),
-            seed=seed,
-            stops=_stops(fields),
-            stream=fields.flag("stream", False),
-            include_usage=options.flag("include_usage", False) if options else False,
-            allow_degraded=fields.choice("on_shard_failure", {"refuse": False, "degrade": True}, "refuse"),
-            ignore_end=fields.flag("ignore_eos", False),
-            details=fields.flag("details", False),
+            _prompts(fields),
+            read_parameters(fields, DEFAULT_TOKENS if max_tokens is None else max_tokens, logprobs),
+            fields.flag("echo", False),
         )
-        if options:
-            options.end()
-        fields.raw("user")  # who the caller's user is does not matter here
+        if fields.has("best_of"):
+            best_of = fields.integer("best_of", 1, MAX_CHOICES)
+            if best_of != request.parameters.n:
+                raise UnknownField(
+                    f"{REQUEST}.best_of is {best_of}; only as many answers as are wanted are made, so give n",
+                    "best_of",
+                )
+        only(fields, "suffix", ("",))
         fields.end()
+        choices = len(request.prompts) * request.parameters.n
+        if choices > MAX_CHOICES:
+            raise BadField(
+                f"{REQUEST} asks for {choices} answers, n for every prompt; at most {MAX_CHOICES} are made",
+                "n",
+            )
         return request
 
 
-def _prompt(fields: Fields) -> str | tuple[int, ...]:
-    value = fields.raw("prompt")
+def _prompts(fields: Fields) -> tuple[Prompt, ...]:
+    """One prompt or several: a text, ids, or a list of texts or of lists of ids."""
+    value: Any = fields.raw("prompt")
+    if value is None:
+        raise MissingField(f"{REQUEST} lacks the field 'prompt'", "prompt")
     if isinstance(value, str):
-        if len(value) > MAX_PROMPT_CHARS:
-            raise BadField(f"the prompt has {len(value)} characters, at most {MAX_PROMPT_CHARS} are taken")
-        return value
+        return (_text(value),)
     if isinstance(value, list):
-        ids = Fields({"prompt": value}, "the request")
-        return tuple(ids.integers("prompt", MAX_PROMPT_IDS, 0, (1 << 31) - 1))
-    raise BadField("the request.prompt is missing or of a wrong kind, expected text or a list of token ids")
+        listed = cast(list[Any], value)
+        if not listed or all(is_int(one) for one in listed):
+            return (_ids(listed),)
+        if len(listed) > MAX_CHOICES:
+            raise BadField(f"{REQUEST}.prompt has {len(listed)} prompts, at most {MAX_CHOICES}", "prompt")
+        if all(isinstance(one, str) for one in listed):
+            return tuple(_text(one) for one in listed)
+        if all(isinstance(one, list) for one in listed):
+            return tuple(_ids(one) for one in listed)
+    raise BadField(
+        f"{REQUEST}.prompt is of a wrong kind, expected text, a list of token ids, or a list of such prompts",
+        "prompt",
+    )
 
 
-def _stops(fields: Fields) -> tuple[str, ...]:
-    value: Any = fields.raw("stop", [])
-    stops: list[Any] = [value] if isinstance(value, str) else value
-    if not isinstance(value, str | list):
-        stops = [None]
-    if len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
-        raise BadField(f"the request.stop is wrong, expected up to {MAX_STOPS} strings that are not empty")
-    return tuple(stops)
+def _text(value: str) -> str:
+    if len(value) > MAX_PROMPT_CHARS:
+        raise BadField(
+            f"{REQUEST}.prompt has {len(value)} characters, at most {MAX_PROMPT_CHARS} are taken", "prompt"
+        )
+    return value
 
 
-def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def event(value: Mapping[str, Any] | str) -> bytes:
-    """A server-sent event; text is sent as it is, such as [DONE]."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
-
-
-def usage(prompt: int, completion: int) -> dict[str, int]:
-    """How many tokens a request took."""
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+def _ids(value: list[Any]) -> tuple[int, ...]:
+    fields = Fields({"prompt": value}, REQUEST)
+    return tuple(fields.integers("prompt", MAX_PROMPT_IDS, 0, (1 << 31) - 1))

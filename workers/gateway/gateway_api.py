@@ -1,68 +1,58 @@
-"""The gateway's endpoints: POST /v1/completions, GET /v1/models, /health, /cluster, /metrics and /memory."""
+"""The gateway's endpoints: OpenAI's chat completions, completions and models, and what tells of itself."""
 
 from __future__ import annotations
 
 import hmac
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import unquote
 
-from completions import CompletionRequest, error_body, event, usage
+from answers import Answer, ChatAnswer, CompletionAnswer, Head, event, usage
+from chat import ChatRequest
+from completions import CompletionRequest, Prompt
+from details import degradation, details
+from failures import ApiError, bad_request, of_field, of_refusal
 from generation import Generation, Limits
+from knot.chat import ChatTemplateError, render
 from knot.header import KnotHeader
 from knot.tokenizer import Tokenizer
-from observer import CONTENT_TYPE, Observer
+from parameters import Parameters
 from protocol.calls import Call, Reply, json_reply
 from protocol.fields import BadField, json_fields
-from protocol.serving import not_found
-from protocol.steps import Refusal, RefusalKind
+from protocol.steps import Refusal
 from route import GatewaySettings
 from shared import Shared
-from text import TextStream
+from writing import Echo, Writing, merged
 
-ENDPOINTS: Final = "POST /v1/completions, GET /v1/models, /health, /cluster, /metrics and /memory"
 EVENTS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-STATUS: Final = {
-    RefusalKind.BUSY: 503,
-    RefusalKind.UNAVAILABLE: 503,
-    RefusalKind.OVER_BUDGET: 503,
-    RefusalKind.LOST: 502,
-    RefusalKind.BAD_WEIGHTS: 502,
-    RefusalKind.BAD_FRAME: 400,
-}
+MAX_BODY: Final = 8 << 20
+
+Handler = Callable[[Call], Coroutine[Any, Any, Reply]]
 
 
 @dataclass(slots=True)
-class _Made:
-    """What a completion has come to: ids, text and why it ended."""
+class _Asked:
+    """A request that is being served: a writing for every choice, `n` for each prompt."""
 
-    ids: list[int]
-    text: str = ""
-    finish: str = "length"
+    parameters: Parameters
+    prompts: Sequence[Sequence[int]]
+    writings: Sequence[Writing]
+    answer: Answer
 
+    def prompt_of(self, choice: int) -> Sequence[int]:
+        return self.prompts[choice // self.parameters.n]
 
-class Owned:
-    """A stream that gives up its generation when it is closed, even if nobody has ever read of it."""
-
-    def __init__(self, pieces: AsyncGenerator[bytes, None], generation: Generation) -> None:
-        self._pieces = pieces
-        self._generation = generation
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        return await anext(self._pieces)
-
-    async def aclose(self) -> None:
-        """Ends both."""
-        try:
-            await self._pieces.aclose()
-        finally:
-            self._generation.leave()
+    def usage(self) -> dict[str, Any]:
+        leads = self.writings[:: self.parameters.n]
+        return usage(
+            sum(len(ids) for ids in self.prompts),
+            sum(len(one.written.ids) for one in self.writings),
+            sum(one.generation.report.cached_tokens for one in leads),
+        )
 
 
 class GatewayApi:
@@ -74,198 +64,286 @@ class GatewayApi:
         header: KnotHeader,
         tokenizer: Tokenizer,
         shared: Shared,
-        observer: Observer,
     ) -> None:
         self._settings = settings
         self._header = header
         self._tokenizer = tokenizer
         self._shared = shared
-        self._observer = observer
         self._route = shared.route
+        self._created = int(time.time())
+        self._endpoints: Mapping[str, tuple[str, Handler]] = {
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/completions": ("POST", self._completions),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/cluster": ("GET", self._cluster),
+        }
 
     async def answer(self, call: Call) -> Reply:
         """Answers one call, whatever it is."""
-        if not self._may(call.headers):
-            return json_reply(
-                error_body("send Authorization: Bearer and a key of this gateway", "invalid_request_error"),
-                401,
-            )
-        match call.method, call.path:
-            case "POST", "/v1/completions":
-                return await self._completions(call)
-            case "GET", "/v1/models":
-                model = {"id": self._header.name, "object": "model", "owned_by": "knot", "created": 0}
-                return json_reply({"object": "list", "data": [model]})
-            case "GET", "/health":
-                return json_reply({"status": "ok", "kind": "gateway", "model": self._route.model})
-            case "GET", "/cluster":
-                return json_reply(self._cluster())
-            case "GET", "/metrics":
-                return Reply(200, (await self._observer.metrics()).encode(), {"content-type": CONTENT_TYPE})
-            case "GET", "/memory":
-                return json_reply(self._observer.memory())
-            case _:
-                return not_found(call, "the gateway", ENDPOINTS)
+        try:
+            self._check_key(call.headers)
+            return await self._handler(call)(call)
+        except ApiError as error:
+            return error.reply
+        except BadField as error:
+            return of_field(error).reply
+        except Refusal as refusal:
+            return of_refusal(refusal).reply
 
-    def _may(self, headers: Mapping[str, str]) -> bool:
-        given = headers.get("authorization", "").removeprefix("Bearer ").encode(errors="surrogatepass")
+    def _check_key(self, headers: Mapping[str, str]) -> None:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        data = given.encode(errors="surrogatepass") if scheme.lower() == "bearer" else b""
         keys = (*self._settings.api_keys, self._settings.secret)
         # Every key is compared, so that the time says nothing.
-        return sum(hmac.compare_digest(given, key.encode()) for key in keys) > 0
+        if not sum(hmac.compare_digest(data, key.encode()) for key in keys):
+            found = "Incorrect API key provided" if given else "You didn't provide an API key"
+            raise ApiError(
+                401,
+                f"{found}; send Authorization: Bearer and a key of this gateway",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
 
-    def _cluster(self) -> dict[str, Any]:
-        return {
-            "model": self._header.name,
-            "fingerprint": self._route.model,
-            "stations": [list(station.layers) for station in self._route.stations],
-            "shards": [list(shard.ids) for shard in self._route.shards],
-            "max_rows": self._route.max_rows,
-            "resident": self._route.resident,
-        }
+    def _handler(self, call: Call) -> Handler:
+        method, handler = self._endpoints.get(call.path, ("", self._model))
+        if not method and not call.path.startswith("/v1/models/"):
+            known = ", ".join(f"{method} {path}" for path, (method, _) in self._endpoints.items())
+            raise ApiError(
+                404, f"there is no {call.method} {call.path} here; there are {known}", code="unknown_url"
+            )
+        method = method or "GET"
+        if call.method != method:
+            raise ApiError(
+                405,
+                f"{call.path} takes {method}, not {call.method}",
+                code="method_not_allowed",
+                headers={"allow": method},
+            )
+        if len(call.body) > MAX_BODY:
+            raise ApiError(
+                413, f"the request has {len(call.body)} bytes, at most {MAX_BODY} are taken", code="too_large"
+            )
+        return handler
+
+    async def _models(self, call: Call) -> Reply:
+        return json_reply({"object": "list", "data": [self._model_card()]})
+
+    async def _model(self, call: Call) -> Reply:
+        self._check_model(unquote(call.path.removeprefix("/v1/models/")))
+        return json_reply(self._model_card())
+
+    def _model_card(self) -> dict[str, Any]:
+        return {"id": self._header.name, "object": "model", "created": self._created, "owned_by": "knot"}
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._header.name:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; there is {self._header.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def _health(self, call: Call) -> Reply:
+        return json_reply({"status": "ok", "kind": "gateway", "model": self._route.model})
+
+    async def _cluster(self, call: Call) -> Reply:
+        return json_reply(
+            {
+                "model": self._header.name,
+                "fingerprint": self._route.model,
+                "stations": [list(station.layers) for station in self._route.stations],
+                "shards": [list(shard.ids) for shard in self._route.shards],
+                "max_rows": self._route.max_rows,
+                "resident": self._route.resident,
+            }
+        )
 
     async def _completions(self, call: Call) -> Reply:
-        try:
-            fields = json_fields(call.body, "the request")
-            request = CompletionRequest.from_fields(fields)
-            ids = self._ids(request)
-        except BadField as error:
-            return json_reply(error_body(str(error), "invalid_request_error"), 400)
-        seed = secrets.randbits(63) if request.seed is None else request.seed
-        request = replace(request, sampler=replace(request.sampler, seed=seed))
-        name = f"cmpl-{secrets.token_hex(12)}"
-        try:
-            [place] = self._shared.enter(name, 1, len(ids), request.max_tokens)
-        except Refusal as refusal:
-            return self._refused(refusal)
-        generation = Generation(
-            self._shared,
-            name,
-            ids,
-            request.sampler,
-            limits=Limits(attempts=self._settings.attempts),
-            allow_degraded=request.allow_degraded,
-            place=place,
+        request = CompletionRequest.from_fields(json_fields(call.body, "the request"))
+        self._check_model(request.parameters.model)
+        prompts = [self._encoded(prompt) for prompt in request.prompts]
+        return await self._serve(
+            request.parameters,
+            prompts,
+            "prompt",
+            "cmpl-",
+            CompletionAnswer,
+            request.prompts if request.echo else (),
         )
-        if request.stream:
-            return Reply(200, Owned(self._stream(request, name, ids, generation), generation), EVENTS)
-        made = _Made([])
-        try:
-            async with aclosing(self._deltas(request, generation, made)) as deltas:
-                async for _ in deltas:
-                    pass
-        except Refusal as refusal:
-            return self._refused(refusal)
-        answer = self._chunk(name, made.text, made.finish)
-        answer["usage"] = usage(len(ids), len(made.ids))
-        answer.update(self._details(request, ids, generation, made))
-        return json_reply(answer)
 
-    async def _stream(
-        self, request: CompletionRequest, name: str, ids: list[int], generation: Generation
-    ) -> AsyncGenerator[bytes, None]:
-        made = _Made([])
+    async def _chat(self, call: Call) -> Reply:
+        request = ChatRequest.from_fields(json_fields(call.body, "the request"))
+        self._check_model(request.parameters.model)
+        ids = self._tokenizer.encode(self._rendered(request), allow_special=True)
+        return await self._serve(request.parameters, [ids], "messages", "chatcmpl-", ChatAnswer)
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _rendered(self, request: ChatRequest) -> str:
+        info = self._tokenizer.info
+        if info.chat_template is None:
+            raise bad_request(
+                f"the model {self._header.name!r} has no chat template; use /v1/completions",
+                code="no_chat_template",
+            )
         try:
-            async with aclosing(self._deltas(request, generation, made)) as deltas:
-                async for text in deltas:
-                    if text:
-                        yield event(self._chunk(name, text, None))
+            return render(
+                info.chat_template,
+                request.messages,
+                bos_token=self._word(info.bos_id),
+                eos_token=self._word(info.eos_id),
+                **request.variables,
+            )
+        except ChatTemplateError as error:
+            raise bad_request(str(error), "messages", "chat_template_error") from error
+
+    def _word(self, token: int | None) -> str:
+        return "" if token is None else self._tokenizer.token_bytes(token).decode(errors="replace")
+
+    async def _serve(
+        self,
+        parameters: Parameters,
+        prompts: Sequence[Sequence[int]],
+        param: str,
+        prefix: str,
+        shape: Callable[[Head, Tokenizer, bool], Answer],
+        echoed: Sequence[Prompt] = (),
+    ) -> Reply:
+        """Checks what only the model can tell, and answers as the endpoint does."""
+        for token in parameters.shaping.bias:
+            self._check_id(token, "logit_bias")
+        most = [self._most(ids, parameters, param) for ids in prompts]
+        if parameters.seed is None:
+            parameters = replace(parameters, seed=secrets.randbits(63))
+        head = Head(
+            prefix + secrets.token_hex(12),
+            int(time.time()),
+            self._header.name,
+            f"fp_{self._route.model[:16]}",
+        )
+        answer = shape(head, self._tokenizer, parameters.logprobs is not None)
+        writings: list[Writing] = []
+        for number, ids in enumerate(prompts):
+            echo = echoed[number] if echoed else None
+            writings += self._writings(f"{head.id}-{number}", parameters, ids, most[number], echo)
+        asked = _Asked(parameters, prompts, writings, answer)
+        if parameters.stream:
+            return Reply(200, self._stream(asked), EVENTS)
+        async with aclosing(merged([one.deltas() for one in writings])) as deltas:
+            async for _ in deltas:
+                pass
+        whole = answer.whole([one.written for one in writings])
+        return json_reply({**whole, "usage": asked.usage(), **self._details(asked, range(len(writings)))})
+
+    def _writings(
+        self,
+        name: str,
+        parameters: Parameters,
+        ids: Sequence[int],
+        most: int,
+        prompt: Prompt | None,
+    ) -> list[Writing]:
+        """The choices of one prompt: the first reads it, the others begin with what it has read."""
+        scores = prompt is not None and parameters.logprobs is not None
+
+        def generation(choice: int, twins: Sequence[Generation] = ()) -> Generation:
+            return Generation(
+                self._shared,
+                f"{name}-{choice}",
+                ids,
+                parameters.sampler_of(choice),
+                limits=Limits(attempts=self._settings.attempts),
+                allow_degraded=parameters.allow_degraded,
+                shaping=parameters.shaping,
+                best=parameters.logprobs or 0,
+                scores=scores and not choice,
+                prefixes=self._settings.prefixes,
+                twins=twins,
+            )
+
+        twins = [generation(choice) for choice in range(1, parameters.n)]
+        lead = generation(0, twins)
+        echo = None
+        if prompt is not None:
+            echo = Echo(self._tokenizer, prompt, ids, lead if scores else None)
+        ends = () if parameters.ignore_end else self._tokenizer.info.end_ids
+        return [
+            Writing(one, self._tokenizer, most=most, stops=parameters.stops, ends=ends, echo=echo)
+            for one in (lead, *twins)
+        ]
+
+    async def _stream(self, asked: _Asked) -> AsyncGenerator[bytes, None]:
+        answer, parameters = asked.answer, asked.parameters
+        # With usage to come, OpenAI's events say that they have none themselves.
+        common: dict[str, Any] = {"usage": None} if parameters.include_usage else {}
+        try:
+            async with aclosing(
+                merged([self._events(asked, i) for i in range(len(asked.writings))])
+            ) as found:
+                async for _, value in found:
+                    yield event({**value, **common})
         except Refusal as refusal:
             # The status is sent already: the error comes as an event, and nothing follows it.
-            yield event(error_body(str(refusal), "server_error", code=str(refusal.kind)))
+            yield event(of_refusal(refusal).body)
             return
-        last = self._chunk(name, "", made.finish)
-        last.update(self._details(request, ids, generation, made))
-        yield event(last)
-        if request.include_usage:
-            yield event(
-                {**self._chunk(name, "", None), "choices": [], "usage": usage(len(ids), len(made.ids))}
-            )
+        if parameters.include_usage:
+            yield event({**answer.counts(), "usage": asked.usage()})
         yield event("[DONE]")
 
-    async def _deltas(
-        self, request: CompletionRequest, generation: Generation, made: _Made
-    ) -> AsyncGenerator[str, None]:
-        """Pieces of text as they become certain; `made` is complete when they end."""
-        if request.max_tokens == 0:
-            generation.leave()
-            return
-        ends = () if request.ignore_end else self._tokenizer.info.end_ids
-        decoder = self._tokenizer.stream()
-        text = TextStream(decoder, request.stops)
-        finished = False
-        try:
-            async with aclosing(generation.tokens(request.max_tokens)) as tokens:
-                async for sampled in tokens:
-                    made.ids.append(sampled.id)
-                    if sampled.id in ends:
-                        made.finish = "stop"
-                        break
-                    delta = text.push(sampled.id)
-                    made.text += delta
-                    yield delta
-                    if text.stopped:
-                        made.finish = "stop"
-                        break
-            finished = True
-            delta = text.finish()
-            made.text += delta
-            if text.stopped:
-                made.finish = "stop"
-            yield delta
-        finally:
-            if not finished:
-                decoder.finish()  # frees the stream's place in the engine
+    async def _events(self, asked: _Asked, choice: int) -> AsyncGenerator[dict[str, Any], None]:
+        writing, answer = asked.writings[choice], asked.answer
+        opening = answer.opening(choice)
+        if opening is not None:
+            yield opening
+        async with aclosing(writing.deltas()) as deltas:
+            async for delta in deltas:
+                yield answer.delta(choice, delta)
+        yield {**answer.ending(choice, writing.written.finish), **self._details(asked, [choice])}
 
-    def _ids(self, request: CompletionRequest) -> list[int]:
-        config = self._header.config
-        if isinstance(request.prompt, str):
-            ids = self._tokenizer.encode(request.prompt)
-        else:
-            ids = list(request.prompt)
+    def _most(self, ids: Sequence[int], parameters: Parameters, param: str) -> int:
+        """How many tokens may be written after `ids`. Raises `ApiError`."""
+        context, ceiling = self._header.config.context_length, self._settings.max_tokens
         if not ids:
-            raise BadField("the request.prompt is empty; a model continues at least one token")
+            raise bad_request(f"the request.{param} is empty; a model continues at least one token", param)
         for token in ids:
-            if token >= config.vocab_size:
-                raise BadField(f"token id {token} does not exist; the vocabulary has {config.vocab_size} ids")
-        if request.max_tokens > self._settings.max_tokens:
-            raise BadField(
-                f"the request.max_tokens is {request.max_tokens}, {self._settings.max_tokens} is most"
+            self._check_id(token, param)
+        asked = parameters.max_tokens
+        if asked is not None and asked > ceiling:
+            raise bad_request(f"the request.max_tokens is {asked}, {ceiling} is most", "max_tokens")
+        if len(ids) + (asked or 0) > context or (asked is None and len(ids) == context):
+            wanted = "" if asked is None else f" and max_tokens is {asked}"
+            raise bad_request(
+                f"the prompt has {len(ids)} tokens{wanted}, more than the model's context of {context} holds",
+                param,
+                "context_length_exceeded",
             )
-        if len(ids) + request.max_tokens > config.context_length:
-            raise BadField(
-                f"the prompt has {len(ids)} tokens and max_tokens is {request.max_tokens}, more than "
-                f"the model's context of {config.context_length}"
-            )
-        return ids
+        return min(ceiling, context - len(ids)) if asked is None else asked
 
-    def _chunk(self, name: str, text: str, finish: str | None) -> dict[str, Any]:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
-        return {
-            "id": name,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": self._header.name,
-            "choices": [choice],
-        }
+    def _check_id(self, token: int, param: str) -> None:
+        size = self._header.config.vocab_size
+        if token >= size:
+            raise bad_request(f"token id {token} does not exist; the vocabulary has {size} ids", param)
 
-    def _details(
-        self, request: CompletionRequest, ids: list[int], generation: Generation, made: _Made
-    ) -> dict[str, Any]:
-        """What the cluster did; a degraded answer always says so."""
-        report = generation.report
-        if not request.details and not report.degraded:
+    def _details(self, asked: _Asked, choices: Sequence[int]) -> dict[str, Any]:
+        """What the cluster did for these choices; a degraded answer always says so."""
+        found: list[dict[str, Any]] = []
+        for choice in choices:
+            writing = asked.writings[choice]
+            report = writing.generation.report
+            if asked.parameters.details:
+                seed = asked.parameters.sampler_of(choice % asked.parameters.n).seed
+                found.append(details(report, writing.written, asked.prompt_of(choice), seed))
+            elif report.degraded:
+                found.append(degradation(report))
+        if not found:
             return {}
-        degraded = {"shards": report.degraded.shards, "tokens": report.degraded.tokens}
-        details: dict[str, Any] = {"degraded": degraded if report.degraded else False}
-        if request.details:
-            details |= {**asdict(report), **report.timings(), **details}
-            details |= {"prompt_ids": ids, "ids": made.ids, "seed": request.sampler.seed}
-            details |= {"stations": len(self._route.stations), "shards": len(self._route.shards)}
-        return {"knot": details}
-
-    def _refused(self, refusal: Refusal) -> Reply:
-        status = STATUS.get(refusal.kind, 500)
-        headers: dict[str, str] = {}
-        if refusal.retry_after_ms is not None:
-            headers["retry-after"] = str(max(1, refusal.retry_after_ms // 1000))
-        return json_reply(error_body(str(refusal), "server_error", code=str(refusal.kind)), status, headers)
+        # One choice is said plainly; of several the first is, and all of them are listed.
+        plain = dict(found[0])
+        if len(found) > 1:
+            plain["choices"] = found
+        if asked.parameters.details:
+            plain |= {"stations": len(self._route.stations), "shards": len(self._route.shards)}
+        return {"knot": plain}

@@ -21,25 +21,38 @@ class Decoder(Protocol):
 class TextStream:
     """Text of a generation, cut before the first stop string.
 
-    What may be the beginning of a stop string is held back until it is known not to be.
+    What may be the beginning of a stop string is held back until it is known not to be. `starts` has, for
+    every id, how many characters of text there were before it; `settled` says of how many ids all text has
+    been released. An id that reaches into the stop string never is.
     """
 
     def __init__(self, decoder: Decoder, stops: Sequence[str]) -> None:
         self._decoder = decoder
         self._stops = [stop for stop in stops if stop]
         self._held = ""
+        self._ends: list[int] = []
+        self._released = 0
+        self.starts: list[int] = []
+        self.settled = 0
         self.stopped = False
 
     def push(self, token: int) -> str:
         """The text that is certain after one more id; sets `stopped` when a stop string is complete."""
-        return self._release(self._decoder.push(token))
+        before = self._ends[-1] if self._ends else 0
+        text = self._decoder.push(token)
+        self.starts.append(before)
+        self._ends.append(before + len(text))
+        return self._settle(self._release(text))
 
     def finish(self) -> str:
         """The rest of the text; a stop string may be complete only now."""
         text = self._release(self._decoder.finish())
         if not self.stopped:
             text, self._held = text + self._held, ""
-        return text
+            self._settle(text)
+            self.settled = len(self._ends)
+            return text
+        return self._settle(text)
 
     def _release(self, text: str) -> str:
         if self.stopped:
@@ -52,6 +65,16 @@ class TextStream:
             return text
         certain = len(self._held) - max((self._pending(stop) for stop in self._stops), default=0)
         text, self._held = self._held[:certain], self._held[certain:]
+        return text
+
+    def _settle(self, text: str) -> str:
+        self._released += len(text)
+        while self.settled < len(self._ends):
+            start, end = self.starts[self.settled], self._ends[self.settled]
+            # An id without text of its own may be part of a character that is still to come.
+            if end > self._released or (start == end == self._released):
+                break
+            self.settled += 1
         return text
 
     def _pending(self, stop: str) -> int:
