@@ -6,6 +6,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -16,9 +17,9 @@ from gguf.constants import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.client import ShardConfig, ShardEngine
+from engine.client import Adjust, ShardConfig, ShardEngine
 from knot.topology import split
-from protocol.steps import MAX_TOP_K, Choice, Ranked, Slice
+from protocol.steps import MAX_TOP_K, Adjustment, Choice, Ranked, Slice
 from sampling import (
     FIRST_CANDIDATES,
     NotEnough,
@@ -29,6 +30,7 @@ from sampling import (
     truncate,
     uniform,
 )
+from shaping import Shaper, Shaping
 
 T = TypeVar("T")
 VOCAB = 200
@@ -76,6 +78,7 @@ class Heads:
                     top_k=choice.top_k,
                     temperature=choice.temperature,
                     seed=choice.seed,
+                    adjust=[Adjust(one.id, one.multiply, one.add) for one in choice.adjustments],
                     workspace=(engine.arena_at, 1 << 19),
                 )
             )
@@ -83,16 +86,16 @@ class Heads:
             found.append(Slice(answer.lse_raw, answer.lse_adjusted, entries))
         return found
 
-    def kept(self, sampler: Sampler) -> list[Ranked]:
+    def kept(self, sampler: Sampler, adjustments: tuple[Adjustment, ...] = ()) -> list[Ranked]:
         """What truncation leaves, asking for more as a generation does."""
-        choice = sampler.first_choice(0)
+        choice = replace(sampler.first_choice(0), adjustments=adjustments)
         while True:
             slices = self.slices(choice)
             try:
                 lse = logsumexp(part.lse_adjusted for part in slices)
                 return truncate(sampler, slices, self.sizes, choice.top_k, lse)
             except NotEnough as more:
-                choice = Choice(top_k=more.top_k, temperature=choice.temperature)
+                choice = replace(choice, top_k=more.top_k)
 
     def draw(self, sampler: Sampler, position: int) -> tuple[int, float, float]:
         choice = sampler.first_choice(position)
@@ -173,6 +176,48 @@ def test_truncation_keeps_exactly_the_ids_of_one_softmax_with_their_probabilitie
         ids, shares = exact(logits, sampler, banned)
         for shards in (1, 3, 8):
             kept = heads_of(name, shards, banned).kept(sampler)
+            assert [candidate.id for candidate in kept] == ids, (name, shards)
+            total = logsumexp(candidate.adjusted for candidate in kept)
+            found = [math.exp(candidate.adjusted - total) for candidate in kept]
+            assert found == pytest.approx(list(shares), abs=1e-12), (name, shards)
+
+
+PROMPT, WRITTEN = (0, 3, 70, 70, 199), (3, 80, 80, 80, 199, 12)
+SHAPINGS = [
+    Shaping(bias={0: 100.0, 70: -100.0, 199: 3.5}),
+    Shaping(presence=1.5),
+    Shaping(frequency=-0.75),
+    Shaping(repetition=1.3),
+    Shaping(presence=-2.0, frequency=0.5, repetition=0.4, bias={id: id / 50 - 2 for id in range(VOCAB)}),
+]
+
+
+def shaped(logits: np.ndarray, shaping: Shaping) -> np.ndarray:
+    """Logits after bias and penalties, id by id, as docs/api.md says them."""
+    found = logits.astype("<f4").copy()
+    for id in range(VOCAB):
+        value = found[id]
+        if shaping.repetition != 1 and id in (*PROMPT, *WRITTEN):
+            by = np.float32(shaping.repetition)
+            value = value / by if value > 0 else value * by
+        count = WRITTEN.count(id)
+        add = shaping.bias.get(id, 0.0) - shaping.presence * (count > 0) - shaping.frequency * count
+        found[id] = value + np.float32(add)
+    return found
+
+
+@pytest.mark.parametrize("shaping", SHAPINGS, ids=["bias", "presence", "frequency", "repetition", "all"])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=NAMES)
+def test_penalties_and_bias_come_before_truncation_and_change_the_whole_distribution(
+    sampler: Sampler, shaping: Shaping
+) -> None:
+    shaper = Shaper(shaping, PROMPT)
+    for token in WRITTEN:
+        shaper.wrote(token)
+    for name, logits in SHAPES.items():
+        ids, shares = exact(shaped(logits, shaping), sampler)
+        for shards in (1, 3, 8):
+            kept = heads_of(name, shards).kept(sampler, shaper.adjustments())
             assert [candidate.id for candidate in kept] == ids, (name, shards)
             total = logsumexp(candidate.adjusted for candidate in kept)
             found = [math.exp(candidate.adjusted - total) for candidate in kept]
