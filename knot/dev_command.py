@@ -48,7 +48,7 @@ def dev_command(arguments: argparse.Namespace) -> int:
 
 async def _dev(knot: Path, arguments: argparse.Namespace) -> int:
     from knot.reader import load_header
-    from knot.run_command import curl_lines, kept_secret
+    from knot.run_command import clients_keys, curl_lines, kept_secret
     from knot.topology import even_topology, station_names
     from knot.workerd import workerd_cluster
 
@@ -73,7 +73,7 @@ async def _dev(knot: Path, arguments: argparse.Namespace) -> int:
         knot,
         data,
         topology=topology,
-        variables={"RESIDENCY": arguments.residency},
+        variables={"RESIDENCY": arguments.residency, **clients_keys()},
         secret=secret,
         ports=ports,
     ) as cluster:

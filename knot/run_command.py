@@ -117,7 +117,7 @@ async def _cluster(
             stations=arguments.stations,
             shards=arguments.shards,
             engine=arguments.engine,
-            variables={"RESIDENCY": arguments.residency},
+            variables={"RESIDENCY": arguments.residency, **clients_keys()},
             secret=secret,
         ) as cluster:
             yield cluster
@@ -306,6 +306,12 @@ def kept_secret(data: Path) -> str:
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_urlsafe(24))
     return path.read_text().strip()
+
+
+def clients_keys() -> dict[str, str]:
+    """The keys that clients may come with, if the environment has some. The secret opens it, too."""
+    keys = os.environ.get("API_KEYS", "")
+    return {"API_KEYS": keys} if keys else {}
 
 
 def curl_lines(addresses: dict[str, str], secret: str) -> str:

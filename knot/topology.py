@@ -139,6 +139,8 @@ def cluster_workers(
     shards = [f"shard-{i}" for i in range(len(topology.shards))]
     bucket = {"KNOT_BUCKET": BUCKET}
     common = {"KNOT_KEY": knot_key, **variables}
+    # Clients' keys are the gateway's alone.
+    keys = {name: common.pop(name) for name in ("API_KEYS",) if name in common}
     specs = [
         _station(name, layers, num_layers, common)
         for name, layers in zip(stations, topology.stations, strict=True)
@@ -164,6 +166,7 @@ def cluster_workers(
             "workers/gateway",
             {
                 **common,
+                **keys,
                 "STATION_RANGES": ranges(topology.stations),
                 "SHARD_RANGES": ranges(topology.shards),
             },
