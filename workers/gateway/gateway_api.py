@@ -5,12 +5,13 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import unquote
 
+from admission import Place
 from answers import Answer, ChatAnswer, CompletionAnswer, Head, event, usage
 from chat import ChatRequest
 from completions import CompletionRequest, Prompt
@@ -20,6 +21,7 @@ from generation import Generation, Limits
 from knot.chat import ChatTemplateError, render
 from knot.header import KnotHeader
 from knot.tokenizer import Tokenizer
+from observer import CONTENT_TYPE, Observer
 from parameters import Parameters
 from protocol.calls import Call, Reply, json_reply
 from protocol.fields import BadField, json_fields
@@ -55,6 +57,28 @@ class _Asked:
         )
 
 
+class Owned:
+    """A stream that gives up its generations when it is closed, even if nobody has ever read of it."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None], generations: Sequence[Generation]) -> None:
+        self._pieces = pieces
+        self._generations = generations
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._pieces)
+
+    async def aclose(self) -> None:
+        """Ends all of them."""
+        try:
+            await self._pieces.aclose()
+        finally:
+            for generation in self._generations:
+                generation.leave()
+
+
 class GatewayApi:
     """Answers calls from outside, over one route."""
 
@@ -64,11 +88,13 @@ class GatewayApi:
         header: KnotHeader,
         tokenizer: Tokenizer,
         shared: Shared,
+        observer: Observer,
     ) -> None:
         self._settings = settings
         self._header = header
         self._tokenizer = tokenizer
         self._shared = shared
+        self._observer = observer
         self._route = shared.route
         self._created = int(time.time())
         self._endpoints: Mapping[str, tuple[str, Handler]] = {
@@ -77,6 +103,8 @@ class GatewayApi:
             "/v1/models": ("GET", self._models),
             "/health": ("GET", self._health),
             "/cluster": ("GET", self._cluster),
+            "/metrics": ("GET", self._metrics),
+            "/memory": ("GET", self._memory),
         }
 
     async def answer(self, call: Call) -> Reply:
@@ -160,6 +188,12 @@ class GatewayApi:
             }
         )
 
+    async def _metrics(self, call: Call) -> Reply:
+        return Reply(200, (await self._observer.metrics()).encode(), {"content-type": CONTENT_TYPE})
+
+    async def _memory(self, call: Call) -> Reply:
+        return json_reply(self._observer.memory())
+
     async def _completions(self, call: Call) -> Reply:
         request = CompletionRequest.from_fields(json_fields(call.body, "the request"))
         self._check_model(request.parameters.model)
@@ -225,16 +259,18 @@ class GatewayApi:
             f"fp_{self._route.model[:16]}",
         )
         answer = shape(head, self._tokenizer, parameters.logprobs is not None)
-        writings: list[Writing] = []
-        for number, ids in enumerate(prompts):
-            echo = echoed[number] if echoed else None
-            writings += self._writings(f"{head.id}-{number}", parameters, ids, most[number], echo)
+        writings = self._writings(head.id, parameters, prompts, most, echoed)
         asked = _Asked(parameters, prompts, writings, answer)
+        generations = [one.generation for one in writings]
         if parameters.stream:
-            return Reply(200, self._stream(asked), EVENTS)
-        async with aclosing(merged([one.deltas() for one in writings])) as deltas:
-            async for _ in deltas:
-                pass
+            return Reply(200, Owned(self._stream(asked), generations), EVENTS)
+        try:
+            async with aclosing(merged([one.deltas() for one in writings])) as deltas:
+                async for _ in deltas:
+                    pass
+        finally:
+            for generation in generations:
+                generation.leave()
         whole = answer.whole([one.written for one in writings])
         return json_reply({**whole, "usage": asked.usage(), **self._details(asked, range(len(writings)))})
 
@@ -242,9 +278,37 @@ class GatewayApi:
         self,
         name: str,
         parameters: Parameters,
+        prompts: Sequence[Sequence[int]],
+        most: Sequence[int],
+        echoed: Sequence[Prompt],
+    ) -> list[Writing]:
+        """The choices of every prompt. Raises `Refusal` when there is no room for all of them."""
+        room = self._settings.max_sessions + self._settings.max_waiting
+        if len(prompts) * parameters.n > room:
+            raise bad_request(
+                f"the request asks for {len(prompts) * parameters.n} answers, {room} is most here", "n"
+            )
+        found: list[Writing] = []
+        try:
+            for number, ids in enumerate(prompts):
+                places = self._shared.enter(name, parameters.n, len(ids), most[number])
+                echo = echoed[number] if echoed else None
+                found += self._choices(f"{name}-{number}", name, parameters, ids, most[number], echo, places)
+        except BaseException:
+            for one in found:
+                one.generation.leave()
+            raise
+        return found
+
+    def _choices(
+        self,
+        name: str,
+        request: str,
+        parameters: Parameters,
         ids: Sequence[int],
         most: int,
         prompt: Prompt | None,
+        places: Sequence[Place],
     ) -> list[Writing]:
         """The choices of one prompt: the first reads it, the others begin with what it has read."""
         scores = prompt is not None and parameters.logprobs is not None
@@ -260,8 +324,9 @@ class GatewayApi:
                 shaping=parameters.shaping,
                 best=parameters.logprobs or 0,
                 scores=scores and not choice,
-                prefixes=self._settings.prefixes,
+                place=places[choice],
                 twins=twins,
+                request=request,
             )
 
         twins = [generation(choice) for choice in range(1, parameters.n)]

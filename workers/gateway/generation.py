@@ -212,7 +212,8 @@ class Generation:
             self._apply(Left())
         for twin in self._twins:
             twin.give(None)
-        if self._given is not None and self._given.done() and self._given.result() is not None:
+        given = self._given
+        if given is not None and given.done() and not given.cancelled() and given.result() is not None:
             self._shared.background(self._end_of(self._ticket_at(1), Phase.CANCEL))
         if self._place is not None and not self._life.held:
             self._place.leave()
@@ -323,20 +324,30 @@ class Generation:
 
     async def _share(self, ids: Sequence[int], normed: bytes) -> None:
         """Lets the twins begin with what was read."""
-        twins, self._twins = self._twins, ()
-        for twin in twins:
-            if twin.life.stage.final or (twin._place is not None and not twin._place.served):
+        twins, self._twins = list(self._twins), ()
+        try:
+            while twins:
+                await self._share_with(twins.pop(0), ids, normed)
+        finally:
+            for twin in twins:
                 twin.give(None)
-                continue
-            start = Start(normed, self._touched)
-            try:
-                await together(
-                    self._patience(lambda s=station, t=twin: s.open(t._ticket_at(1), self.session, len(ids)))
-                    for station in self._route.stations
-                )
-            except Refusal:
-                start = None  # it reads for itself then
-            if not twin.give(start) or start is None:
+
+    async def _share_with(self, twin: Generation, ids: Sequence[int], normed: bytes) -> None:
+        if twin.life.stage.final or (twin._place is not None and not twin._place.served):
+            twin.give(None)
+            return
+        taken = False
+        try:
+            await together(
+                self._patience(lambda s=station: s.open(twin._ticket_at(1), self.session, len(ids)))
+                for station in self._route.stations
+            )
+            taken = twin.give(Start(normed, self._touched))
+        except Refusal:
+            pass  # it reads for itself then
+        finally:
+            if not taken:
+                twin.give(None)
                 self._shared.background(self._end_of(twin._ticket_at(1), Phase.CANCEL))
 
     async def _forward(

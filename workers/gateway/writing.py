@@ -88,12 +88,15 @@ class Writing:
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Pieces of text as they become certain, none of them empty. Raises `Refusal`."""
-        async with aclosing(self._pieces()) as pieces:
-            async for delta in pieces:
-                if delta.text or delta.tokens:
-                    self.written.text += delta.text
-                    self.written.tokens += delta.tokens
-                    yield delta
+        try:
+            async with aclosing(self._pieces()) as pieces:
+                async for delta in pieces:
+                    if delta.text or delta.tokens:
+                        self.written.text += delta.text
+                        self.written.tokens += delta.tokens
+                        yield delta
+        finally:
+            self.generation.leave()  # which may not have been needed
 
     async def _pieces(self) -> AsyncGenerator[Delta, None]:
         echo = self._echo
