@@ -217,7 +217,7 @@ class Pool:
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._give(amount)
-                else:
+                elif (amount, turn) in self._queue:
                     self._queue.remove((amount, turn))
                     self._give(0)
                 raise

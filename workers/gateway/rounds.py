@@ -212,6 +212,8 @@ class Rounds:
 
     def _set_out(self) -> None:
         """Lets groups go as long as there are any that may."""
+        # Who was cancelled may not have come to say so yet.
+        self._queue = [waiting for waiting in self._queue if not waiting.set_out.cancelled()]
         while self._queue and len(self._under_way) < self._groups:
             most = -(-max(self.writers, 1) // self._groups)
             writers = sum(waiting.name in self._writers for waiting in self._queue)

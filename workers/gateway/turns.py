@@ -68,7 +68,8 @@ class Turns:
             self._set(0.0)
             self._next.clear()
             try:
-                await asyncio.wait_for(self._next.wait(), PATIENCE)
+                async with asyncio.timeout(PATIENCE):
+                    await self._next.wait()
             except TimeoutError:
                 raise PeerLost(
                     f"{self._calls} calls were made in one event, and no other came in {PATIENCE:g} s"

@@ -172,29 +172,32 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
             async for found in only:
                 yield 0, found
         return
-    given: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(1)
+    given: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
+    room = asyncio.Semaphore(1)
 
     async def follow(number: int, stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream):
                 async for found in stream:
-                    await given.put((number, found))
+                    await room.acquire()
+                    given.put_nowait((number, found))
         except Exception as error:
-            await given.put(error)
+            given.put_nowait(error)
         else:
-            await given.put(None)
+            given.put_nowait(None)
 
     tasks = [asyncio.ensure_future(follow(number, stream)) for number, stream in enumerate(streams)]
     try:
         left = len(tasks)
         while left:
             found = await given.get()
-            if isinstance(found, BaseException):
+            if isinstance(found, Exception):
                 raise found
             if found is None:
                 left -= 1
             else:
                 yield found
+                room.release()
     finally:
         for task in tasks:
             task.cancel()
