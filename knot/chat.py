@@ -19,9 +19,13 @@ from knot.errors import KnotError
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
-# Rounds of all loops of a template together, and characters that one operation may make.
-MAX_ROUNDS: Final = 1 << 20
-MAX_CHARS: Final = 1 << 24
+# Rounds of all loops of a template together, of which a call takes several; characters that one operation may
+# make.
+MAX_ROUNDS: Final = 1 << 18
+ROUNDS_OF_A_CALL: Final = 16
+MAX_CHARS: Final = 1 << 23
+# An item of a list counts as so many characters.
+ITEM: Final = 8
 # The largest number that a template may hand to a function: widths and counts become text.
 MAX_NUMBER: Final = 1 << 16
 
@@ -82,11 +86,11 @@ class Budget:
         """A rendering begins."""
         self.rounds = MAX_ROUNDS
 
-    def round(self) -> None:
+    def round(self, count: int = 1) -> None:
         """A loop goes round once more, or something is called."""
-        self.rounds -= 1
+        self.rounds -= count
         if self.rounds < 0:
-            self._exceeded(f"more than {MAX_ROUNDS} rounds of its loops and calls")
+            self._exceeded(f"more than {MAX_ROUNDS} rounds of loops and calls")
 
     def rounds_of(self, values: Iterable[Any]) -> Iterator[Any]:
         """`values`, each of which is a round."""
@@ -108,7 +112,7 @@ class Budget:
     def made(self, value: object) -> object:
         """What was made."""
         if isinstance(value, Sized):
-            self.size(len(value))
+            self.size(_size(value))
         return value
 
     def together(self, values: Iterable[object]) -> str:
@@ -154,8 +158,8 @@ def _environment(budget: Budget) -> Environment:
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "*":
                 for times, value in ((left, right), (right, left)):
-                    if isinstance(times, int) and isinstance(value, str | list | tuple):
-                        budget.size(times * len(cast(Sized, value)))
+                    if isinstance(times, int) and isinstance(value, Sized):
+                        budget.size(times * _size(value))
             elif operator == "**":
                 budget.numbers((left, right))
                 budget.numbers((right * 1024 if isinstance(right, int) else 0,))
@@ -163,7 +167,7 @@ def _environment(budget: Budget) -> Environment:
                 _widths(budget, left)
                 budget.numbers(cast(Any, right) if isinstance(right, tuple) else ())
             elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
-                budget.size(len(left) + len(right))
+                budget.size(_size(left) + _size(right))
             return super().call_binop(context, operator, left, right)
 
         def wrap_str_format(self, value: Any) -> Any:
@@ -173,14 +177,14 @@ def _environment(budget: Budget) -> Environment:
             return wrapped
 
         def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-            budget.round()
+            budget.round(ROUNDS_OF_A_CALL)
             budget.numbers((*args, *kwargs.values()))
             return budget.made(super().call(context, function, *args, **kwargs))
 
     def bounded(filter: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(filter)
         def call(*args: Any, **kwargs: Any) -> Any:
-            budget.round()
+            budget.round(ROUNDS_OF_A_CALL)
             budget.numbers((*args, *kwargs.values()))
             return budget.made(filter(*args, **kwargs))
 
@@ -199,6 +203,10 @@ def _environment(budget: Budget) -> Environment:
 
     filters |= {"rounds_of": pass_context(rounds_of), "together": pass_context(together)}
     return made
+
+
+def _size(value: Sized) -> int:
+    return len(value) * (1 if isinstance(value, str) else ITEM)
 
 
 def _widths(budget: Budget, layout: str) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 import xllamacpp
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from model_files import goldens, model_file
 from tokenizer_support import HOSTS, host
 
+from knot.chat import render
 from knot.gguf_guard import read_gguf
 from knot.tokenizer import Tokenizer
 from knot.tokenizer_section import build_section
@@ -146,3 +148,29 @@ def test_llama_cpp_itself_gives_the_same_ids(llama_cpp):
         text = "".join(chance.choice(pieces) for _ in range(chance.randint(1, 40)))
         for special in (False, True):
             assert subject.encode(text, allow_special=special) == tokenize(text, special), (text, special)
+
+
+@pytest.mark.parametrize("key", ["smol", "q05", "q15"])
+def test_the_bounds_of_the_sandbox_change_nothing_of_what_real_templates_say(key: str):
+    template = tokenizer(model_file(key)).info.chat_template
+    assert template
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+    user = {"role": "user", "content": "Why?"}
+    for messages in (
+        [user],
+        [{"role": "system", "content": "Be brief."}, user, {"role": "assistant", "content": "So."}, user],
+        [user, {"role": "system", "content": "Be brief."}, {"role": "user", "content": "歪 <b>&amp; " * 999}],
+    ):
+        variables = {"add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>", "tools": None}
+        assert render(template, messages, bos_token="<s>", eos_token="</s>") == plain.render(
+            messages=messages, **variables
+        )
+
+
+@pytest.mark.shared
+def test_a_chat_becomes_the_ids_that_llama_cpp_makes_of_it():
+    [line] = goldens("q15_chat")
+    subject = tokenizer(model_file("q15"))
+    assert subject.info.chat_template
+    text = render(subject.info.chat_template, [{"role": "user", "content": line["prompt"]}])
+    assert subject.encode(text, allow_special=True) == line["prompt_ids"]

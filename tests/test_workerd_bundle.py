@@ -16,6 +16,7 @@ import stage  # noqa: E402
 import wrangler_config  # noqa: E402
 from offline_pyodide import BundleModule, OfflineError  # noqa: E402
 
+from emulator.local import LIBRARIES  # noqa: E402
 from emulator.wrangler import read_wrangler  # noqa: E402
 from knot.topology import Topology, cluster_workers, split  # noqa: E402
 
@@ -120,6 +121,15 @@ def test_a_bundle_has_what_its_entry_imports_and_no_object_of_another_worker(fol
     }
     assert objects == expected.get(folder, set())
     assert not {"knot/digests.py", "knot/convert.py", "engine/native.py", "engine/wasm.py"} & files.keys()
+
+
+@pytest.mark.wasm
+@pytest.mark.parametrize("folder", stage.FOLDERS)
+def test_libraries_are_in_the_bundles_of_those_alone_who_import_them(folder: str) -> None:
+    files = stage.bundle_files(folder)
+    found = {name.partition("/")[0] for name in files} & stage.LIBRARIES.keys()
+    assert found == set(LIBRARIES.get(folder, ())), "and the emulator has the same"
+    assert not [name for name in files if name.endswith(".so")]
 
 
 @pytest.mark.wasm
