@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import boundary
 from protocol import access
-from protocol.calls import Call, Reply, json_reply
+from protocol.calls import Call, Reply, ShortBody, json_reply
+from protocol.ports import BlobChanged, BlobFailed, PeerLost
 from protocol.settings import Settings, SettingsError
 from workers import Request, Response
+
+# What may have gone away when the part is asked again.
+PASSING: Final = (BlobFailed, BlobChanged, ShortBody, PeerLost)
 
 
 async def hand_on(request: Request, env: Any, objects: Any, name: str) -> Response:
@@ -61,9 +65,14 @@ def _headers(request: Request) -> dict[str, str]:
     return {key.lower(): value for key, value in request.headers.items()}
 
 
-def unavailable(error: Exception) -> Reply:
-    """The answer of a part that could not start: what is wrong with its settings, its knot or its memory."""
-    return json_reply({"error": {"kind": "unavailable", "detail": f"{type(error).__name__}: {error}"}}, 503)
+def unavailable(error: Exception, passing: tuple[type[Exception], ...] = PASSING) -> Reply:
+    """The answer of a part that could not start: what is wrong, and whether asking again may help.
+
+    Wrong settings, a knot that is not there or not fit, and too little memory stay as they are until somebody
+    mends them: whoever asks is told so at once.
+    """
+    kind, status = ("unavailable", 503) if isinstance(error, passing) else ("cannot_start", 500)
+    return json_reply({"error": {"kind": kind, "detail": f"{type(error).__name__}: {error}"}}, status)
 
 
 def optional_binding(env: Any, name: str) -> Any:

@@ -22,6 +22,7 @@ HTTP_STATUS: Final = {
     "bad_frame": 400,
     "non_finite": 422,
     "internal": 500,
+    "cannot_start": 500,
     "bad_weights": 502,
     "busy": 503,
     "unavailable": 503,

@@ -61,6 +61,7 @@ class RefusalKind(StrEnum):
     BAD_FRAME = "bad_frame"
     NON_FINITE = "non_finite"
     BAD_WEIGHTS = "bad_weights"
+    CANNOT_START = "cannot_start"
     CANCELLED = "cancelled"
     INTERNAL = "internal"
 

@@ -376,6 +376,24 @@ def test_a_knot_uploaded_again_never_mixes_with_the_one_before(tmp_path: Path):
     run(main)
 
 
+def test_a_part_that_cannot_start_says_what_is_wrong_and_that_asking_again_does_not_help(
+    knot: Path, tmp_path: Path
+):
+    async def main() -> None:
+        async with local_cluster(knot, tmp_path, variables={"KV_TYPE": "f64"}) as local:
+            headers = {"x-knot-secret": local.secret}
+            reply = await local.cluster.fetch("entry", Call("GET", "/health", headers=headers))
+            assert reply.status == 500
+            error = reply.json()["error"]
+            assert error["kind"] == "cannot_start"
+            assert "KV_TYPE" in error["detail"]
+            answer = await complete(local)
+            assert "station 0" in json.dumps(answer)
+            assert error["detail"] in json.dumps(answer)
+
+    run(main)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_under_faults_an_answer_is_right_or_a_refusal_and_nothing_is_left(
     knot: Path, expected: list[int], tmp_path: Path, seed: int
