@@ -30,7 +30,7 @@ SUMMARY: Final = "LayerWarden policies on a cyclic scan, by the share of the wei
 QUICK: Final = ("--layers", "1", "--tokens", "2", "--shares", "50")
 # Large enough that no tensor of weight counts as small, which LRU would let stay.
 HIDDEN: Final = 1536
-WARM: Final = 3
+WARM: Final = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
