@@ -14,6 +14,7 @@ from emulator.cluster import Cluster, EngineKind
 from emulator.config import ObjectBinding, WorkerConfig, bundle
 from emulator.errors import EmulatorError
 from emulator.faults import Faults
+from emulator.limits import Limits
 from knot.header import KnotHeader
 from knot.reader import load_header
 from knot.topology import BUCKET, Topology, WorkerSpec, even_topology, workers
@@ -55,6 +56,7 @@ async def local_cluster(
     faults: Faults | None = None,
     log: Callable[[str], None] | None = None,
     recorder: Recorder | None = None,
+    limits: Limits | None = None,
 ) -> AsyncGenerator[LocalCluster]:
     """Runs the Workers of a cluster on `knot`, which is read where it lies.
 
@@ -65,7 +67,9 @@ async def local_cluster(
     known = secret or secrets.token_urlsafe(24)
     specs = workers(header.config, chosen, knot.name, {"CLUSTER_SECRET": known, **(variables or {})})
     configs = [worker_config(spec) for spec in specs]
-    async with Cluster(configs, data_folder, engine, faults=faults, log=log, recorder=recorder) as cluster:
+    async with Cluster(
+        configs, data_folder, engine, limits=limits, faults=faults, log=log, recorder=recorder
+    ) as cluster:
         cluster.bucket(BUCKET).register(knot.name, knot)
         yield LocalCluster(cluster, header, chosen, known)
 
