@@ -57,7 +57,7 @@ def encode(key: str, texts: Sequence[str]) -> list[list[int]]:
 
 def exact(path: Path) -> Reference:
     """The reference of a model."""
-    return cast(Reference, _module("reference").Reference(path))
+    return cast(Reference, tests_module("reference").Reference(path))
 
 
 def engine_logits(path: Path, host: str, prompts: list[list[int]], **changes: Any) -> list[F64]:
@@ -65,7 +65,7 @@ def engine_logits(path: Path, host: str, prompts: list[list[int]], **changes: An
 
     `host` is native, wasm or relaxed; `changes` are fields of the station's configuration.
     """
-    cluster = _module("engine_support").Cluster(path, host, **changes)
+    cluster = tests_module("engine_support").Cluster(path, host, **changes)
     forward = cast(Callable[[int, list[int]], Coroutine[Any, Any, F64]], cluster.forward)
 
     async def all_of_them() -> list[F64]:
@@ -79,7 +79,8 @@ def engine_logits(path: Path, host: str, prompts: list[list[int]], **changes: An
     return asyncio.run(all_of_them())
 
 
-def _module(name: str) -> Any:
+def tests_module(name: str) -> Any:
+    """A module of the tests."""
     if str(TESTS) not in sys.path:
         sys.path.insert(0, str(TESTS))
     return importlib.import_module(name)

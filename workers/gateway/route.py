@@ -45,6 +45,7 @@ class GatewaySettings:
     prefill_gap: int
     turn_seconds: float
     turn_calls: int
+    pipeline: bool
     canary: bool
     prefixes: bool
     secret: str
@@ -67,6 +68,7 @@ class GatewaySettings:
             prefill_gap=env.integer("PREFILL_GAP", 1, 1000, GAP),
             turn_seconds=float(env.integer("TURN_SECONDS", 1, 25, 10)),
             turn_calls=env.integer("TURN_CALLS", 1, 1_000_000, CALLS),
+            pipeline=env.choice("PIPELINE", ("on", "off"), "on") == "on",
             canary=env.choice("CANARY", ("on", "off"), "on") == "on",
             prefixes=env.choice("PREFIX_CACHE", ("on", "off"), "on") == "on",
             secret=env.secret(),
@@ -76,7 +78,7 @@ class GatewaySettings:
     @property
     def sharing(self) -> Sharing:
         """How sessions share the route."""
-        return Sharing(self.max_sessions, self.max_waiting, self.prefill_gap, self.prefixes)
+        return Sharing(self.max_sessions, self.max_waiting, self.prefill_gap, self.prefixes, self.pipeline)
 
     def check(self, header: KnotHeader) -> None:
         """Raises `SettingsError` unless layers and vocabulary are covered exactly."""

@@ -63,13 +63,14 @@ class Sharing:
 
     At most `sessions` are served at once and `waiting` wait; a writer's step takes at most `gap` times as
     long because of prompts that are read beside it; `prefixes` says whether sessions begin with what others
-    have.
+    have, `pipeline` whether pieces of one prompt are at several stations at once.
     """
 
     sessions: int = 64
     waiting: int = 64
     gap: float = GAP
     prefixes: bool = True
+    pipeline: bool = True
 
 
 def no_log(message: str, **fields: Any) -> None:
@@ -140,7 +141,7 @@ class Shared:
         row = F32 * self.route.hidden_size
         pieces = await self._room(row, rows)
         try:
-            yield pieces
+            yield pieces if self.sharing.pipeline else 1
         finally:
             self._reading -= 1
             give_prompt(self.memory, row, rows, pieces)
