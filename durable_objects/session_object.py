@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import boundary
-from durable_objects.front import unavailable
+from durable_objects.front import PASSING, unavailable
 from engine.budget import Budget, OverBudgetError
 from engine.errors import EngineError
 from engine.fit import ENGINE
@@ -78,7 +78,7 @@ class SessionObject(DurableObject):
         try:
             api = (await self._ready()).api
         except BOOT_ERRORS as error:
-            return boundary.response_of(unavailable(error))
+            return boundary.response_of(unavailable(error, (*PASSING, RouteUnavailable)))
         return boundary.response_of(await api.answer(call))
 
     async def alarm(self) -> None:

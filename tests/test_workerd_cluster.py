@@ -86,10 +86,13 @@ def test_nobody_without_the_secret_gets_past_a_door(running: Running) -> None:
 
 
 def test_wardens_are_consulted_and_answer(running: Running) -> None:
-    running.complete(prompt=list(PROMPT), max_tokens=2, temperature=0, ignore_eos=True)
-    running.complete(prompt=list(PROMPT), max_tokens=2, temperature=0, ignore_eos=True)
-    assert running.ask("entry", "/metrics")["sources"]["bucket"] == 0
-    rows = running.ask("shard-0", "/metrics")["rows"]
+    # A warden that is slow to answer is left alone for a while, which costs reads and nothing else.
+    for _ in range(40):
+        running.complete(prompt=list(PROMPT), max_tokens=2, temperature=0, ignore_eos=True)
+        rows = running.ask("shard-0", "/metrics")["rows"]
+        if min(rows["warden"], rows["filled"], rows["kv_written"]) > 0:
+            break
+    assert running.ask("entry", "/metrics")["sources"]["warden"] > 0
     assert min(rows["warden"], rows["filled"]) > 0
     # Rows go to KV when they are seen for the second time.
     assert rows["kv_written"] > 0
@@ -249,8 +252,11 @@ def test_a_quiet_session_is_read_back_from_storage_when_its_object_has_gone(
     before = running.ask("entry", "/metrics")["saved"]
     if way == "aborted":
         # A page that is not full is written when its session has been quiet for a while.
-        running.run(asyncio.sleep(4.5))
-        saved = running.ask("entry", "/metrics")["saved"]
+        for _ in range(40):
+            running.run(asyncio.sleep(0.5))
+            saved = running.ask("entry", "/metrics")["saved"]
+            if saved["pages"] > before["pages"]:
+                break
         assert saved["pages"] > before["pages"]
         assert running.fetch("entry", Call("POST", "/restart", headers=secret)).status == 500
     else:
