@@ -277,9 +277,17 @@ def test_a_knot_uploaded_again_under_its_key_is_never_mixed_with_its_predecessor
             running.cluster.client, running.cluster.door, path, header_of(path).fingerprint, key=first.name
         )
         running.run(upload)
-        answer = running.complete(prompt=list(PROMPT), max_tokens=6, temperature=0, ignore_eos=True)
-        assert answer.status == 200, answer.body
-        assert answer.json()["knot"]["ids"] == expected[path]
+        # One part gets to know of it; the others still have the weights of the one before in memory.
+        assert running.ask("entry", "/health")["model"] == header_of(path).fingerprint
+        for _ in range(20):
+            answer = running.complete(prompt=list(PROMPT), max_tokens=6, temperature=0, ignore_eos=True)
+            if answer.status != 200:
+                continue  # refused while the parts disagree
+            ids = answer.json()["knot"]["ids"]
+            assert ids in expected.values(), "an answer is of one knot from the first token to the last"
+            if ids == expected[path]:
+                break
+        assert ids == expected[path]
 
 
 def test_engines_in_javascript_workers_of_their_own_give_the_same_tokens(tmp_path: Path) -> None:
