@@ -15,12 +15,8 @@ from knot.topology import ObjectBinding, WorkerSpec
 from knot.workerd import run_workers
 
 FOLDER = Path(__file__).parent / "workers_for_tests"
-# The checks of the first use no objects, so that those of a file share a Worker; stores are always their own.
-TOGETHER = ("checks_r2", "checks_kv", "checks_messages")
-FILES = (*TOGETHER, "checks_objects", "checks_flow")
+FILES = ("checks_r2", "checks_kv", "checks_objects", "checks_messages", "checks_flow")
 CHECKS = [(file, check) for file in FILES for check in checks_in(file)]
-# As many Workers as fit run in one workerd.
-AT_ONCE = 16
 
 pytestmark = pytest.mark.workerd
 
@@ -28,31 +24,27 @@ pytestmark = pytest.mark.workerd
 @cache
 def outcomes() -> dict[tuple[str, str], str]:
     """What became of every check: "ok", or what the Worker said."""
-    workers = [[key for key in CHECKS if key[0] == file] for file in TOGETHER]
-    workers += [[key] for key in CHECKS if key[0] not in TOGETHER]
-    groups = [workers[at : at + AT_ONCE] for at in range(0, len(workers), AT_ONCE)]
-    return {key: said for group in groups for key, said in asyncio.run(ask(group)).items()}
+    return asyncio.run(ask_all())
 
 
-async def ask(group: list[list[tuple[str, str]]]) -> dict[tuple[str, str], str]:
-    """Runs Workers beside each other, each with its checks of one file."""
+async def ask_all() -> dict[tuple[str, str], str]:
+    """Runs one Worker for each file; a check in it has stores and objects of its own."""
     specs, modules = list[WorkerSpec](), dict[str, dict[str, str]]()
-    for worker, checks in enumerate(group):
-        name = f"probe-{worker}"
-        modules[name] = {
+    for file in FILES:
+        modules[file] = {
             "check_entry.py": str(FOLDER / "check_entry.py"),
             "check_support.py": str(FOLDER / "check_support.py"),
-            "checks.py": str(FOLDER / f"{checks[0][0]}.py"),
+            "checks.py": str(FOLDER / f"{file}.py"),
         }
-        numbers = range(1, len(checks) + 1)
+        numbers = range(1, len(checks_in(file)) + 1)
         specs.append(
             WorkerSpec(
-                name,
+                file,
                 "",
                 {},
-                {f"BUCKET_{number}": f"bucket-{worker}-{number}" for number in numbers},
-                {f"CACHE_{number}": f"cache-{worker}-{number}" for number in numbers},
-                {"SELF": name, "OTHER": f"{name}#Other"},
+                {f"BUCKET_{number}": f"{file}-{number}" for number in numbers},
+                {f"CACHE_{number}": f"{file}-{number}" for number in numbers},
+                {"SELF": file, "OTHER": f"{file}#Other"},
                 {"NOTES": ObjectBinding("Notes")},
             )
         )
@@ -63,20 +55,17 @@ async def ask(group: list[list[tuple[str, str]]]) -> dict[tuple[str, str], str]:
             run_workers(specs, Path(data), log=log.append, modules=modules) as (addresses, _),
             httpx.AsyncClient(timeout=30) as client,
         ):
-            for worker, number, key in (
-                (worker, number, key)
-                for worker, checks in enumerate(group)
-                for number, key in enumerate(checks, 1)
-            ):
-                before = len(log)
-                try:
-                    said = (await client.get(f"{addresses[f'probe-{worker}']}/{key[1]}?{number}")).text
-                except httpx.HTTPError as error:
-                    said = repr(error)
-                if said != "ok":
-                    await asyncio.sleep(0.2)
-                    said += "\n" + "\n".join(log[before:])
-                found[key] = said
+            for file in FILES:
+                for number, check in enumerate(checks_in(file), 1):
+                    before = len(log)
+                    try:
+                        said = (await client.get(f"{addresses[file]}/{check}?{number}")).text
+                    except httpx.HTTPError as error:
+                        said = repr(error)
+                    if said != "ok":
+                        await asyncio.sleep(0.2)
+                        said += "\n" + "\n".join(log[before:])
+                    found[file, check] = said
     return found
 
 

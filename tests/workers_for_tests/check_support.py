@@ -20,3 +20,8 @@ def refused(make):
     except Exception:
         return True
     return False
+
+
+def object_of(env, name="n"):
+    """An object of this check, which may share its Worker with others."""
+    return env.NOTES.get(env.NOTES.idFromName(f"{getattr(env, 'number', '')}{name}"))

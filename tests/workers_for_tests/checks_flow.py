@@ -3,13 +3,9 @@
 import asyncio
 import hashlib
 
-from check_support import raises
+from check_support import object_of, raises
 
 from workers import Request
-
-
-def _notes(env, name="n"):
-    return env.NOTES.get(env.NOTES.idFromName(name))
 
 
 async def _until(ask, wanted):
@@ -21,31 +17,31 @@ async def _until(ask, wanted):
 
 
 async def callers_of_an_object_may_wait_for_each_other(env, ctx):
-    assert await asyncio.gather(*(_notes(env).meet(4) for _ in range(4))) == [4, 4, 4, 4]
+    assert await asyncio.gather(*(object_of(env).meet(4) for _ in range(4))) == [4, 4, 4, 4]
 
 
 async def a_lock_of_an_object_lets_one_in_at_a_time(env, ctx):
-    await asyncio.gather(*(_notes(env).in_turn(name) for name in "abc"))
-    lines = await _notes(env).said()
+    await asyncio.gather(*(object_of(env).in_turn(name) for name in "abc"))
+    lines = await object_of(env).said()
     assert [line.split()[0] for line in lines[::2]] == [line.split()[0] for line in lines[1::2]]
     assert [line.split()[1] for line in lines] == ["in", "out"] * 3
 
 
 async def calls_of_an_object_overlap_where_they_wait(env, ctx):
-    await asyncio.gather(*(_notes(env).overlap(name) for name in "ab"))
-    assert [line.split()[1] for line in await _notes(env).said()] == ["in", "in", "out", "out"]
+    await asyncio.gather(*(object_of(env).overlap(name) for name in "ab"))
+    assert [line.split()[1] for line in await object_of(env).said()] == ["in", "in", "out", "out"]
 
 
 async def calls_of_an_object_begin_in_the_order_they_were_made(env, ctx):
-    notes = _notes(env)
+    notes = object_of(env)
     await asyncio.gather(*(notes.overlap(str(number)) for number in range(8)))
     begun = [line.split()[0] for line in await notes.said() if line.endswith("in")]
     assert begun == [str(number) for number in range(8)]
 
 
 async def an_object_goes_on_with_work_after_its_answer(env, ctx):
-    assert await _notes(env).later("k", 7) == "soon"
-    await _until(lambda: _notes(env).kept("k"), 7)
+    assert await object_of(env).later("k", 7) == "soon"
+    await _until(lambda: object_of(env).kept("k"), 7)
 
 
 async def an_entrypoint_hands_work_to_wait_until(env, ctx):
@@ -64,7 +60,7 @@ async def many_reads_at_once_each_get_their_own(env, ctx):
 
 
 async def a_failure_among_many_leaves_the_others_alone(env, ctx):
-    notes = _notes(env)
+    notes = object_of(env)
     found = await asyncio.gather(
         notes.count(), notes.fail("no"), notes.count(), env.CACHE.get("nothing"), return_exceptions=True
     )
@@ -73,9 +69,9 @@ async def a_failure_among_many_leaves_the_others_alone(env, ctx):
 
 
 async def objects_run_beside_each_other(env, ctx):
-    await asyncio.gather(*(_notes(env, name).later("k", name) for name in "abcdef"))
+    await asyncio.gather(*(object_of(env, name).later("k", name) for name in "abcdef"))
     for name in "abcdef":
-        await _until(lambda name=name: _notes(env, name).kept("k"), name)
+        await _until(lambda name=name: object_of(env, name).kept("k"), name)
 
 
 async def a_body_of_a_megabyte_comes_back_whole(env, ctx):
@@ -113,7 +109,7 @@ async def a_method_and_a_header_arrive(env, ctx):
 async def a_path_stays_percent_encoded(env, ctx):
     found = await (await env.SELF.fetch("http://x/where?a=%20b&c=%2F")).json()
     assert found == {"path": "/where", "query": "a=%20b&c=%2F", "method": "GET"}
-    found = await (await _notes(env).fetch("http://x/a%20b%2Fc")).json()
+    found = await (await object_of(env).fetch("http://x/a%20b%2Fc")).json()
     assert found["path"] == "/a%20b%2Fc"
 
 
@@ -132,7 +128,7 @@ async def a_request_with_a_body_is_handed_on(env, ctx):
 
 
 async def an_object_gets_the_body_of_a_request(env, ctx):
-    found = await (await _notes(env).fetch("http://x/p", method="POST", body="hello")).json()
+    found = await (await object_of(env).fetch("http://x/p", method="POST", body="hello")).json()
     assert (found["path"], found["body"], found["seen"]) == ("/p", "hello", 1)
 
 
@@ -146,36 +142,36 @@ async def a_service_has_no_methods_of_another_entrypoint(env, ctx):
 
 
 async def a_stub_of_an_aborted_object_fails_and_a_new_one_works(env, ctx):
-    await _notes(env).keep("k", 1)
-    await raises(_notes(env).abort())
-    assert await _notes(env).kept("k") == 1
+    await object_of(env).keep("k", 1)
+    await raises(object_of(env).abort())
+    assert await object_of(env).kept("k") == 1
 
 
 async def storage_outlives_attributes(env, ctx):
-    notes = _notes(env)
+    notes = object_of(env)
     await notes.keep("k", "v")
     assert await notes.count() == 1
     await raises(notes.abort())
-    assert await _notes(env).count() == 1
-    assert await _notes(env).kept("k") == "v"
+    assert await object_of(env).count() == 1
+    assert await object_of(env).kept("k") == "v"
 
 
 async def what_one_object_stores_no_other_sees(env, ctx):
     for number, name in enumerate("abc"):
-        await _notes(env, name).keep("k", number)
-    assert [await _notes(env, name).kept("k") for name in "abc"] == [0, 1, 2]
+        await object_of(env, name).keep("k", number)
+    assert [await object_of(env, name).kept("k") for name in "abc"] == [0, 1, 2]
 
 
 async def a_write_is_seen_by_the_next_call(env, ctx):
     for number in range(10):
-        await _notes(env).keep("k", number)
-        assert await _notes(env).kept("k") == number
+        await object_of(env).keep("k", number)
+        assert await object_of(env).kept("k") == number
 
 
 async def values_of_a_megabyte_are_stored(env, ctx):
     data = hashlib.sha256(b"a").digest() * (1 << 15)
-    await _notes(env).keep("k", data)
-    assert bytes(await _notes(env).kept("k")) == data
+    await object_of(env).keep("k", data)
+    assert bytes(await object_of(env).kept("k")) == data
 
 
 async def an_object_of_r2_is_read_while_others_are_written(env, ctx):
