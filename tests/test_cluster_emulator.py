@@ -102,7 +102,7 @@ async def nothing_left(local: LocalCluster) -> None:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(main(), 300))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("worker", ["entry", "exit"])
@@ -195,7 +195,7 @@ class LostEmbeddings(Faults):
 
     def __init__(self, shard: int, calls: int) -> None:
         super().__init__(0, {})
-        self._site = f"gateway>shard-{shard}.Default"
+        self._site = f"gateway>shard-{shard}.ShardObject/shard"
         self._lost = range(1, 1 + calls)
         self._seen = 0
 

@@ -74,7 +74,7 @@ def record(plan: ClusterPlan, data: Path) -> tuple[Recorder, dict[str, Any]]:
                     found[part.name, path] = answer
             return found
 
-    return recorder, asyncio.run(asyncio.wait_for(main(), 60))
+    return recorder, asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def of_bucket(recorder: Recorder, plan: ClusterPlan) -> tuple[dict[str, Reads], dict[str, Reads]]:

@@ -47,7 +47,7 @@ def record(tmp_path: Path, residency: str, *, evict: str | None = None, **variab
                 await local.cluster.evict(evict)
             assert (await complete(local))["ids"] == first["ids"]
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 300))
     return recorder
 
 
