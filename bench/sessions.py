@@ -40,9 +40,10 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 MODES: Final = ("fluid", "resident")
 # One station's share of a model in memory; the platform's limit is not what is measured here.
 ROOMY: Final = {"ISOLATE_BYTES": str(4 << 30), "ENGINE_BYTES": str(1 << 30)}
-ROOMY_LIMITS: Final = Limits(memory_bytes=8 << 30)
-# Of a synthetic model of 7B shapes a seventh: layers and vocabulary keep their proportion.
-CUT: Final = {"layers": 4, "vocab": 21_728, "rows": 21_728}
+# A slow machine must not let an object seem idle, which would lose its sessions.
+ROOMY_LIMITS: Final = Limits(memory_bytes=8 << 30, object_idle_seconds=3600)
+# Rows of the vocabulary for each layer of a synthetic model: those of the whole model, in proportion.
+ROWS_A_LAYER: Final = 5_432
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models", nargs="*", default=["7b", "q15"],
         help="keys, knots, GGUFs, or 7b for synthetic 7B shapes with fewer layers (7b q15)",
     )  # fmt: skip
+    parser.add_argument("--layers", type=int, default=4, help="most layers of synthetic models (4)")
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--tokens", type=int, default=16, help="tokens that each session writes (16)")
@@ -69,18 +71,21 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="bench-sessions-") as folder:
         for model in arguments.models:
-            knot = _knot(model, Path(folder))
+            knot = _knot(model, Path(folder), arguments.layers)
             found[model] = {
                 mode: asyncio.run(_mode(model, knot, mode, arguments)) for mode in arguments.modes
             }
     return found
 
 
-def _knot(model: str, folder: Path) -> Path:
+def _knot(model: str, folder: Path, layers: int) -> Path:
     if model not in SHAPES:
         return resolve_model(model)
     knot = folder / f"{model}.knot"
-    write_synthetic_knot(knot, replace(SHAPES[model], **CUT) if model == "7b" else SHAPES[model])
+    shape = SHAPES[model]
+    if layers < shape.layers:
+        shape = replace(shape, layers=layers, vocab=layers * ROWS_A_LAYER, rows=layers * ROWS_A_LAYER)
+    write_synthetic_knot(knot, shape)
     return knot
 
 
@@ -192,7 +197,7 @@ async def _first_token(ask: _Ask, header: KnotHeader, arguments: argparse.Namesp
 
 def _prompt(header: KnotHeader, length: int, number: int) -> list[int]:
     """Other ids for every session."""
-    return [(i * 7919 + 104_729 * number + 17) % min(20_000, header.config.vocab_size) for i in range(length)]
+    return [(i * 7919 + 104_729 * number + 17) % min(8_000, header.config.vocab_size) for i in range(length)]
 
 
 def _kv_bytes(header: KnotHeader, stations: int, tokens: int) -> int:
