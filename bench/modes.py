@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from bench._tables import say, table
 from emulator.local import LocalCluster, local_cluster
 from engine.blocks import RESIDENCIES
 from knot.header import KnotHeader
@@ -28,6 +29,7 @@ from knot.topology import Topology
 from protocol.calls import json_call
 from protocol.recorder import BlobRead, Recorder
 
+QUICK: Final = ["smol", "--rounds", "1"]
 SUMMARY: Final = "tokens/s, bytes and reads a token of the three residencies, on q05 and q15"
 
 
@@ -45,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measures every model in every mode."""
-    return {model: asyncio.run(_model(resolve_model(model), arguments)) for model in arguments.models}
+    return {model: asyncio.run(_model(model, resolve_model(model), arguments)) for model in arguments.models}
 
 
-async def _model(knot: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+async def _model(name: str, knot: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     header = load_header(knot)
     variables = {"USE_LAYER_WARDEN": "on" if arguments.wardens else "off", "SAVE_BYTES": "0"}
     context = arguments.prompt + arguments.tokens
@@ -73,6 +75,8 @@ async def _model(knot: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     if len(made) != 1:
         raise AssertionError(f"the modes made different tokens: {made}")
     base = found["fluid"]["decode_tokens_per_second"]
+    say(f"{name}: {len(topology.stations)} stations, {len(topology.shards)} shards")
+    say(table(("", *found["fluid"]), [(mode, *map(str, row.values())) for mode, row in found.items()]))
     return {
         **_shape(topology),
         "modes": found,

@@ -26,6 +26,7 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
+from bench._tables import say, table
 from bench.synthetic import Shape, write_synthetic_knot
 from engine.blocks import phase_units, total_bytes
 from knot.header import PHASES, KnotHeader
@@ -36,6 +37,7 @@ from protocol.calls import FRAME
 from protocol.frames import Kind, Part, Tensor, decode, encode
 from protocol.steps import Envelope, ForwardStep, Phase, Rows
 
+QUICK: Final = ["--rows", "1,8", "--rounds", "3"]
 SUMMARY: Final = "reading that hides behind computing, on workerd with blobs from another process"
 
 # All weights of these four layers fit one isolate, so that computing can be timed alone.
@@ -125,6 +127,8 @@ async def _run(counts: list[int], rounds: int) -> dict[str, Any]:
                 "hidden_share_of_the_shorter": round((compute + read - both) / min(compute, read), 3),
                 "read_mb_per_second": round(size / read / 1e6),
             }
+    heads = next(iter(found.values()))
+    say(table(("", *heads), [(name, *map(str, row.values())) for name, row in found.items()]))
     return {"weights_bytes": size, **found}
 
 

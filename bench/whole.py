@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from bench._tables import say, table
 from bench.synthetic import SHAPES, write_synthetic_knot
 from knot.paths import resolve_model
 from knot.plan.search import best_plan
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=1, help="tokens made after it (1)")
     parser.add_argument("--context", type=int, default=528, help="tokens that keys and values fit (528)")
     parser.add_argument("--wardens", action="store_true", help="read through LayerWardens")
+    parser.add_argument("--data", type=Path, help="folder of the local bucket, which is kept; temporary else")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         else:
             knot = Path(folder) / "synthetic-7b.knot"
             write_synthetic_knot(knot, SHAPES["7b"])
-        return asyncio.run(_run(knot, Path(folder) / "data", arguments))
+        return asyncio.run(_run(knot, arguments.data or Path(folder) / "data", arguments))
 
 
 async def _run(knot: Path, data: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -57,6 +59,8 @@ async def _run(knot: Path, data: Path, arguments: argparse.Namespace) -> dict[st
         "RESIDENCY": "fluid",
         "USE_LAYER_WARDEN": "on" if arguments.wardens else "off",
         "SAVE_BYTES": "0",
+        # Kernels as slow as they may be on a busy machine are no reason to give up.
+        "STEP_DEADLINE_SECONDS": "3600",
     }
     plan = best_plan(
         header,
@@ -75,11 +79,13 @@ async def _run(knot: Path, data: Path, arguments: argparse.Namespace) -> dict[st
         knot, data, topology=plan.topology, variables=plan.variables, log=lambda line: None
     ) as cluster:
         await cluster.wait_until_healthy()
+        say("the knot is in the bucket, and the cluster is healthy")
         bearer = {"authorization": f"Bearer {cluster.secret}"}
         async with _heaps(cluster) as heaps:
             began = time.monotonic()
             reply = await cluster.fetch("gateway", json_call("POST", "/v1/completions", body, bearer))
             seconds = time.monotonic() - began
+            say(f"answered after {seconds:.0f} s")
         if reply.status != 200:
             raise RuntimeError(f"the cluster refused: {reply.bytes()[:1000].decode()}")
         told = reply.json()["knot"]
@@ -88,6 +94,17 @@ async def _run(knot: Path, data: Path, arguments: argparse.Namespace) -> dict[st
     isolates = {name: _isolate(seen, heaps.get(name, {})) for name, seen in memory.items()}
     reads = {name: found["reads"] for name, found in metrics.items()}
     predicted = plan.part_reads(arguments.prompt, arguments.tokens)
+    columns = (
+        "python_heap",
+        "wasm",
+        "javascript_heap",
+        "buffers",
+        "kept",
+        "weights_in_flight_peak",
+        "together",
+    )
+    rows = [(name, *(f"{found[column] / 1e6:.1f}" for column in columns)) for name, found in isolates.items()]
+    say(table(("MB", *columns), rows))
     return {
         "variables": dict(plan.variables),
         "prompt_tokens": arguments.prompt,
