@@ -34,6 +34,15 @@ class OverBudgetError(ValueError):
     """Something that does not fit; the sentence has the figures."""
 
 
+class DoesNotFit(OverBudgetError):
+    """A part that does not fit an isolate: `figures` say what is too large for what, the sentence also what
+    would help."""
+
+    def __init__(self, figures: str, cures: str) -> None:
+        super().__init__(f"{figures}: {cures}")
+        self.figures = figures
+
+
 def python_heap(extra: int) -> int:
     """Bytes of Python's heap when `extra` bytes are kept in it beyond what it holds at rest."""
     size = PYTHON_BYTES

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.blocks import RESIDENCIES, Unit, arena_bytes, largest_block
-from engine.budget import CEILING_BYTES, MIB, Budget, OverBudgetError, engine_memory, mb
+from engine.budget import CEILING_BYTES, MIB, Budget, DoesNotFit, engine_memory, mb
 from engine.errors import Unsupported
 from engine.rows import desk_bytes
 from engine.values import KV_PAGE_TOKENS, KvType, RopeType, ShardConfig, StationConfig
@@ -196,10 +196,11 @@ def fit_station(
     if not rows:
         what = "all weights" if memory.residency == "resident" else "two blocks of weights"
         free = _station_budget(memory, model, 1).room() - engine_memory(0)
-        raise OverBudgetError(
+        raise DoesNotFit(
             f"a station of layers [{layers[0]}, {layers[1]}) needs {mb(fixed(1))} for keys, values and "
             f"activations of one row, and {mb(least)} for {what}, but ENGINE_BYTES is "
-            f"{mb(memory.engine_bytes)}, and the isolate has {mb(free)} for it: {_cures(memory)}"
+            f"{mb(memory.engine_bytes)}, and the isolate has {mb(free)} for it",
+            _cures(memory),
         )
     if TILE_ROWS < rows < memory.max_rows:
         rows -= rows % TILE_ROWS
@@ -261,11 +262,11 @@ def fit_shard(
     room = min(memory.engine_bytes, free) - fixed - desk
     if room < least:
         what = "all weights" if memory.residency == "resident" else "two blocks of weights"
-        raise OverBudgetError(
+        raise DoesNotFit(
             f"a shard of ids [{start}, {end}) needs {mb(fixed)} for {kept} slices of logits and "
             f"{memory.max_rows} rows, {mb(desk)} to work in, and {mb(least)} for {what}, but ENGINE_BYTES is "
-            f"{mb(memory.engine_bytes)}, and the isolate has {mb(free)} for it: lower MAX_BATCH_ROWS or "
-            "BLOCK_BYTES, or take more shards"
+            f"{mb(memory.engine_bytes)}, and the isolate has {mb(free)} for it",
+            "lower MAX_BATCH_ROWS or BLOCK_BYTES, or take more shards",
         )
     wanted = buffers if memory.residency == "fluid" else max(buffers, whole)
     found = config(desk + min(room, wanted) // 64 * 64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from engine.blocks import RESIDENCIES
@@ -51,10 +52,30 @@ def own_variables(arguments: argparse.Namespace) -> dict[str, str]:
         if not name or not equals:
             raise ConfigError(f"--set is {entry!r}, expected NAME=VALUE, such as BLOCK_BYTES=2097152")
         variables[name] = value
-    for name, option in (("RESIDENCY", "--residency"), ("KV_TYPE", "--kv")):
-        if name in variables:
+    known = planned_variables()
+    for name in variables:
+        option = {"RESIDENCY": "--residency", "KV_TYPE": "--kv"}.get(name)
+        if option:
             raise ConfigError(f"{name} has an option of its own: {option}")
+        near = get_close_matches(name, known, 1, 0.8)
+        if name not in known and near:
+            raise ConfigError(f"--set has {name}, which no Worker knows; did you mean {near[0]}?")
     return variables
+
+
+def planned_variables() -> set[str]:
+    """The variables that decide about memory and reads: what stations, shards and wardens ask for."""
+    from engine.fit import ShardMemory, StationMemory
+    from protocol.settings import Settings
+
+    asked = {"USE_LAYER_WARDEN", "MEMORY_BUDGET_BYTES"}
+
+    def ask(name: str) -> None:
+        asked.add(name)
+
+    StationMemory.of(Settings(ask))
+    ShardMemory.of(Settings(ask))
+    return asked
 
 
 def choose(arguments: argparse.Namespace, header: KnotHeader, tokens: int | None = None) -> Chosen:

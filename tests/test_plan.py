@@ -203,6 +203,7 @@ def test_what_does_not_fit_is_refused_with_the_figures_and_with_what_does(
         (["--prompt", "2000"], "leaves no token of --context 1024"),
         (["--prompt", "0"], "--prompt is 0, expected at least 1"),
         (["--set", "BLOCK"], "expected NAME=VALUE"),
+        (["--set", "BLOKC_BYTES=1"], "BLOKC_BYTES, which no Worker knows; did you mean BLOCK_BYTES?"),
         (["--set", "RESIDENCY=fluid"], "has an option of its own: --residency"),
         (["--set", "MAX_BATCH_ROWS=0", "--stations", "2"], "MAX_BATCH_ROWS is '0', expected a whole number"),
         (
@@ -362,7 +363,8 @@ def test_wranglers_environments_are_written_with_what_was_planned(
 def test_the_table_names_every_kind_of_part_and_both_searches(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", str(shape_file(folder, "7b")), "--stations", "14", "--kv", "f16"]) == 0
+    words = ["--stations", "14", "--kv", "f16", "--set", "STEP_DEADLINE_SECONDS=300"]
+    assert main(["plan", str(shape_file(folder, "7b")), *words]) == 0
     text = capsys.readouterr().out
     for words in (
         "14 stations (0-2,2-4,4-6, … 26-28), 1 shards, pinned-prefix",
@@ -373,6 +375,7 @@ def test_the_table_names_every_kind_of_part_and_both_searches(
         "the smallest topology that fits: --stations 2 --shards 1",
         "everything resident: no topology holds all",
         "by prices of 2026-",
+        "these change nothing that is planned here: STEP_DEADLINE_SECONDS",
     ):
         assert words in text, text
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from engine.budget import ISOLATE_BYTES, MIB, OverBudgetError, mb
+from engine.budget import ISOLATE_BYTES, MIB, DoesNotFit, OverBudgetError, mb
 from engine.client import KV_PAGE_TOKENS
 from engine.fit import ShardMemory, StationMemory, kv_page_bytes
 from knot.header import KnotHeader
@@ -94,7 +94,7 @@ def smallest_stations(
                 plan_station(header, "", part, memory).plan.rows for part in dict.fromkeys(_sizes(ranges))
             )
         except OverBudgetError as error:
-            refusal = str(error)
+            refusal = _figures(error)
             continue
         if rows >= min(LEAST_ROWS, memory.max_rows):
             return ranges
@@ -131,10 +131,15 @@ def smallest_shards(header: KnotHeader, variables: Mapping[str, str], residency:
             for part in _sizes(split(ids, count)):
                 plan_shard(header, "", part, memory)
         except OverBudgetError as error:
-            refusal = str(error)
+            refusal = _figures(error)
             continue
         return split(ids, count)
     raise NoTopology(f"no number of shards up to {MOST_SHARDS} fits {header.name}: {refusal}")
+
+
+def _figures(error: OverBudgetError) -> str:
+    """A refusal without what would help a single part: a search has tried that."""
+    return error.figures if isinstance(error, DoesNotFit) else str(error)
 
 
 def _sizes(ranges: Ranges) -> Ranges:
@@ -157,7 +162,7 @@ def _greedy(total: int, fits: Callable[[int, int], None], what: str, name: str) 
         except OverBudgetError as error:
             if end == start:
                 raise NoTopology(
-                    f"no topology holds all of {name} resident: {what} {start} alone: {error}"
+                    f"no topology holds all of {name} resident: {what} {start} alone: {_figures(error)}"
                 ) from error
         ranges.append((start, end))
         start = end

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from knot.cluster_options import planned_variables
 from knot.plan.cluster import ClusterPlan
 from knot.plan.parts import PartPlan
 from knot.plan.reads import Reads
@@ -27,6 +28,7 @@ def as_text(report: Report) -> str:
         f"{wish.residency}; keys and values as {wish.kv_type} of {plan.kv_tokens:,} tokens in all sessions "
         "together",
         "variables: " + ", ".join(f"{name}={value}" for name, value in sorted(plan.variables.items())),
+        *_others(plan.variables),
         "",
         *_parts(plan),
         "",
@@ -40,6 +42,12 @@ def as_text(report: Report) -> str:
         _search("everything resident", report.resident),
     ]
     return "\n".join(lines)
+
+
+def _others(variables: Mapping[str, str]) -> list[str]:
+    """A note on variables that are for the Workers alone."""
+    others = sorted(set(variables) - planned_variables())
+    return [f"these change nothing that is planned here: {', '.join(others)}"] if others else []
 
 
 def _parts(plan: ClusterPlan) -> list[str]:
