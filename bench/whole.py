@@ -1,19 +1,16 @@
 """A model of 7B shapes through isolates of 128 MB on real workerd: memory of each, seconds, reads and bytes.
 
 Without a model, the synthetic 7B is written first (4.7 GB), and removed afterwards. Memory is what parts say
-of themselves (Python's heap, WebAssembly, buffers: they never shrink, or have their most counted) and what
-the inspector says of JavaScript's heap, asked again and again while it runs.
+of themselves (Python's heap and WebAssembly, which never shrink, and the most that buffers have been) and
+what the inspector says of JavaScript's heap when the answer has come.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import tempfile
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,11 +20,10 @@ from knot.paths import resolve_model
 from knot.plan.search import best_plan
 from knot.reader import load_header
 from knot.topology import topology_of
-from knot.workerd import WorkerdCluster, workerd_cluster
+from knot.workerd import workerd_cluster
 from protocol.calls import json_call
 
 SUMMARY: Final = "a 7B model through workerd: memory of every isolate, seconds, reads and bytes (minutes)"
-SAMPLE_SECONDS: Final = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,11 +77,12 @@ async def _run(knot: Path, data: Path, arguments: argparse.Namespace) -> dict[st
         await cluster.wait_until_healthy()
         say("the knot is in the bucket, and the cluster is healthy")
         bearer = {"authorization": f"Bearer {cluster.secret}"}
-        async with _heaps(cluster) as heaps:
-            began = time.monotonic()
-            reply = await cluster.fetch("gateway", json_call("POST", "/v1/completions", body, bearer))
-            seconds = time.monotonic() - began
-            say(f"answered after {seconds:.0f} s")
+        began = time.monotonic()
+        reply = await cluster.fetch("gateway", json_call("POST", "/v1/completions", body, bearer))
+        seconds = time.monotonic() - began
+        say(f"answered after {seconds:.0f} s")
+        # At once, before garbage is collected; while it computes, nobody answers the inspector.
+        heaps = {name: _heap(seen) for name, seen in (await cluster.heaps()).items()}
         if reply.status != 200:
             raise RuntimeError(f"the cluster refused: {reply.bytes()[:1000].decode()}")
         told = reply.json()["knot"]
@@ -122,29 +119,12 @@ async def _run(knot: Path, data: Path, arguments: argparse.Namespace) -> dict[st
     }
 
 
-@asynccontextmanager
-async def _heaps(cluster: WorkerdCluster) -> AsyncGenerator[dict[str, dict[str, int]]]:
-    """The most that the inspector has seen of every Worker's JavaScript heap while the block runs."""
-    most: dict[str, dict[str, int]] = {}
-
-    async def sample() -> None:
-        while True:
-            for worker, seen in (await cluster.heaps()).items():
-                figures = {
-                    "javascript_heap": seen["totalSize"] + seen.get("embedderHeapUsedSize", 0),
-                    "backing_stores": seen["backingStorageSize"],
-                }
-                before = most.setdefault(worker, dict.fromkeys(figures, 0))
-                most[worker] = {name: max(value, before[name]) for name, value in figures.items()}
-            await asyncio.sleep(SAMPLE_SECONDS)
-
-    task = asyncio.ensure_future(sample())
-    try:
-        yield most
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+def _heap(seen: dict[str, int]) -> dict[str, int]:
+    """What the inspector says of a Worker's JavaScript heap, garbage included, and of its ArrayBuffers."""
+    return {
+        "javascript_heap": seen["totalSize"] + seen.get("embedderHeapUsedSize", 0),
+        "backing_stores": seen["backingStorageSize"],
+    }
 
 
 def _isolate(seen: dict[str, int], heap: dict[str, int]) -> dict[str, int]:
