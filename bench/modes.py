@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 async def _model(name: str, knot: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     header = load_header(knot)
     variables = {"USE_LAYER_WARDEN": "on" if arguments.wardens else "off", "SAVE_BYTES": "0"}
-    context = arguments.prompt + arguments.tokens
+    # Sessions that have ended stay for a while, for others that begin alike.
+    context = 4 * (arguments.prompt + arguments.tokens) + 64
     wish = Wish("resident", context, arguments.prompt, "f32", 1, variables)
     topology = smallest_topology(header, wish, "resident")
     found: dict[str, Any] = {}
@@ -110,6 +111,7 @@ async def _mode(
             engine=arguments.engine,
             variables=plan.variables,
             recorder=recorder,
+            log=lambda line: None,
         ) as local:
             rounds = [
                 await _round(local, recorder, _prompt(header, arguments.prompt, number), arguments.tokens)
