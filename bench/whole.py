@@ -55,6 +55,7 @@ async def _run(knot: Path, data: Path, arguments: argparse.Namespace) -> dict[st
         "RESIDENCY": "fluid",
         "USE_LAYER_WARDEN": "on" if arguments.wardens else "off",
         "SAVE_BYTES": "0",
+        "CANARY": "off",
         # Kernels as slow as they may be on a busy machine are no reason to give up.
         "STEP_DEADLINE_SECONDS": "3600",
     }

@@ -113,7 +113,13 @@ def test_a_layer_of_a_70b_model_goes_through_an_isolate_of_128_mb(tmp_path: Path
     header = write_synthetic_knot(path, replace(SHAPES["70b"], layers=1, vocab=2048, rows=2048))
     assert header.phase_range(0, "ffn_down").length == 192_675_840
     prompt = [(7919 * i + 3) % 2048 for i in range(24)]
-    wished = {"RESIDENCY": "fluid", "USE_LAYER_WARDEN": "off", "SAVE_BYTES": "0", "MAX_BATCH_ROWS": "16"}
+    wished = {
+        "RESIDENCY": "fluid",
+        "USE_LAYER_WARDEN": "off",
+        "SAVE_BYTES": "0",
+        "MAX_BATCH_ROWS": "16",
+        "CANARY": "off",
+    }
     plan = best_plan(header, Topology(((0, 1),), ((0, 1000), (1000, 2048))), wished, context=64, prompt=24)
     recorder = Recorder()
 

@@ -38,7 +38,13 @@ def record(tmp_path: Path, residency: str, *, evict: str | None = None, **variab
     recorder = Recorder()
 
     async def main() -> None:
-        given = {"RESIDENCY": residency, "BLOCK_BYTES": "8192", "SAVE_BYTES": "0", **variables}
+        given = {
+            "RESIDENCY": residency,
+            "BLOCK_BYTES": "8192",
+            "SAVE_BYTES": "0",
+            "CANARY": "off",
+            **variables,
+        }
         async with local_cluster(
             grouped(), tmp_path, stations=2, shards=3, variables=given, recorder=recorder
         ) as local:
