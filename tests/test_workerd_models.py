@@ -43,11 +43,11 @@ def test_the_goldens_of_a_half_billion_model_pass_with_two_stations_and_eight_sh
         with capsys.disabled():
             print()
             for worker, heap in heaps.items():
-                inside = seen.get(worker, {})
-                python, wasm = inside.get("python_heap", 0), inside.get("wasm", 0)
+                inside = seen[worker]
+                python, wasm = inside["python_heap"], inside["wasm"]
                 script = heap["totalSize"] + heap.get("embedderHeapUsedSize", 0)
                 stores = heap["backingStorageSize"]
-                peak = max(stores, inside.get("buffers_peak", 0))
+                peak = max(stores, inside["buffers_peak"] + inside["kept"])
                 together = (python + wasm + script + peak) / 1e6
                 print(
                     f"{worker}: python {python / 1e6:.1f} MB, wasm {wasm / 1e6:.1f}, JavaScript "
