@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from typing import Any
@@ -18,6 +19,7 @@ from gateway_api import MAX_BODY
 from protocol.calls import Call
 from protocol.frames import Kind, Part, Tensor, decode, encode
 
+HELLO = {"role": "user", "content": "the fox"}
 VOCAB = header_of(PATH).config.vocab_size
 # The engine multiplies quantised weights with activations of 8 bits; the reference does not.
 NEAR = 0.05
@@ -446,6 +448,49 @@ def test_a_model_that_breaks_is_an_error_that_names_the_place_and_not_token_zero
         assert "layer 1" in error["message"]
 
     case(body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_beyond_the_places_a_request_is_refused_at_once_and_told_when_to_come_back(
+    path: str, stream: bool
+) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        asked = {"prompt": list(PROMPT)} if path == "/v1/completions" else {"messages": [HELLO]}
+        request = json.dumps({**asked, "max_tokens": 3, "stream": stream}).encode()
+        busy = b'{"prompt": [5, 17, 42, 7], "max_tokens": 50, "stream": true, "ignore_eos": true}'
+        served, waits = [await ask(cluster, "POST", "/v1/completions", busy) for _ in range(2)]
+        await anext(served.body)  # type: ignore[arg-type]
+        calls = len(cluster.station_peers[0].calls)
+        reply = await ask(cluster, "POST", path, request)
+        assert reply.status == 503
+        assert int(reply.headers["retry-after"]) >= 1
+        error = reply.json()["error"]
+        assert (error["type"], error["code"]) == ("server_error", "busy")
+        assert len(cluster.station_peers[0].calls) == calls, "nobody was asked for it"
+        # One that waits may leave as well, and so does one that nobody has read of.
+        for one in (waits, served):
+            await one.body.aclose()  # type: ignore[union-attr]
+        await cluster.background.drain()
+        reply = await ask(cluster, "POST", path, request)
+        assert reply.status == 200
+        if stream:
+            assert [event async for event in reply.body]  # type: ignore[union-attr]
+
+    case(body, MAX_SESSIONS="1", MAX_WAITING="1")
+
+
+def test_more_answers_than_there_will_ever_be_room_for_are_refused_for_good() -> None:
+    async def body(cluster: FakeCluster) -> None:
+        status, error = await refused(cluster, "/v1/completions", prompt="a", n=4)
+        assert (status, error["param"]) == (400, "n")
+        assert "4 answers" in error["message"]
+        status, error = await refused(cluster, "/v1/completions", prompt=["a", "b"], n=2)
+        assert status == 400
+        answer = await complete(cluster, prompt="a", n=3, max_tokens=2, ignore_eos=True)
+        assert len(answer["choices"]) == 3
+
+    case(body, MAX_SESSIONS="2", MAX_WAITING="1")
 
 
 # -- the door -----------------------------------------------------------------------------------------------
