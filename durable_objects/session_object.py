@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import boundary
-from durable_objects.front import PASSING, unavailable
 from engine.budget import Budget, OverBudgetError
 from engine.errors import EngineError
 from engine.fit import ENGINE
+from failures import ApiError, not_serving
 from gateway_api import GatewayApi
+from keys import check_key
 from knot.bucket import BucketKnot
 from knot.errors import KnotError
 from knot.header import KnotHeader
@@ -23,7 +24,7 @@ from knot.tokenizer import Tokenizer
 from lanes import Wire
 from observer import Observer, Parts
 from protocol import access
-from protocol.calls import ShortBody
+from protocol.calls import Call, Reply, ShortBody
 from protocol.ports import BlobError, Peer
 from protocol.settings import SettingsError
 from route import GatewaySettings, RouteUnavailable, find_route
@@ -75,11 +76,22 @@ class SessionObject(DurableObject):
         """Answers a request from outside."""
         self._begin()
         call = await boundary.call_of(request)
+        return boundary.response_of(await self._answer(call))
+
+    async def _answer(self, call: Call) -> Reply:
         try:
+            if self._serving is None:
+                # Strangers do not make it start, nor learn why it does not.
+                check_key(self._settings(), call.headers)
             api = (await self._ready()).api
+        except ApiError as error:
+            return error.reply
         except BOOT_ERRORS as error:
-            return boundary.response_of(unavailable(error, (*PASSING, RouteUnavailable)))
-        return boundary.response_of(await api.answer(call))
+            return not_serving(error).reply
+        return await api.answer(call)
+
+    def _settings(self) -> GatewaySettings:
+        return GatewaySettings.read(lambda name: boundary.variable(self.env, name))
 
     async def alarm(self) -> None:
         """Begins a new event, which is all that the sessions need to go on."""
@@ -110,8 +122,7 @@ class SessionObject(DurableObject):
             return serving
 
     async def _boot(self) -> Serving:
-        env = self.env
-        settings = GatewaySettings.read(lambda name: boundary.variable(env, name))
+        settings = self._settings()
         model = await self._model(settings.knot_key)
         settings.check(model.header)
         background = boundary.background(self.ctx)

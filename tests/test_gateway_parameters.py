@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from api_support import PATH, ask, case, chat, complete, events, post, refused
 from core_support import exact_logits, greedy, header_of
 from fake_cluster import FakeCluster
 from generation_support import COUNT, EXPECTED, PROMPT
+from synth import make_tiny_knot
 from test_sampling import chi_squared
 
 from gateway_api import MAX_BODY
@@ -273,6 +275,29 @@ def test_offsets_in_an_echo_count_from_its_beginning() -> None:
         assert "".join(found["tokens"]) == answer["choices"][0]["text"]
 
     case(body)
+
+
+def test_a_beginning_that_the_tokenizer_puts_there_is_scored_with_but_not_echoed(tmp_path: Path) -> None:
+    path = make_tiny_knot(
+        tmp_path / "begins.knot",
+        arch="llama",
+        extra={"tokenizer.ggml.bos_token_id": 294, "tokenizer.ggml.add_bos_token": True},
+    )
+
+    async def body(cluster: FakeCluster) -> None:
+        asked: dict[str, Any] = {"max_tokens": 1, "echo": True, "logprobs": 0, "ignore_eos": True}
+        answer = await complete(cluster, prompt="the fox", **asked)
+        assert answer["knot"]["prompt_ids"][0] == 294
+        [choice] = answer["choices"]
+        assert choice["text"].startswith("the fox")
+        found = choice["logprobs"]
+        assert len(found["tokens"]) == len(answer["knot"]["prompt_ids"])
+        assert found["text_offset"][0] == 0
+        assert None not in found["token_logprobs"], "the beginning came before all of them"
+        by_ids = await complete(cluster, prompt=answer["knot"]["prompt_ids"], **asked)
+        assert by_ids["choices"][0]["logprobs"]["token_logprobs"] == [None, *found["token_logprobs"]]
+
+    case(body, path)
 
 
 # -- what changes the distribution --------------------------------------------------------------------------
@@ -544,14 +569,14 @@ def test_a_body_beyond_measure_is_413_with_both_numbers() -> None:
 
 def test_a_stranger_learns_nothing_but_that_a_key_is_wanted() -> None:
     async def body(cluster: FakeCluster) -> None:
-        for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic " + "a secret"}):
+        for header in ({}, {"authorization": "Bearer mistyped"}, {"authorization": "Basic " + "a secret"}):
             for method, path in (("GET", "/v1/nothing"), ("POST", "/v1/completions"), ("GET", "/health")):
                 reply = await cluster.gateway.answer(Call(method, path, b"{", header))
                 assert reply.status == 401
                 assert reply.headers["www-authenticate"] == "Bearer"
                 error = reply.json()["error"]
                 assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
-                assert "wrong" not in error["message"], "a mistyped key is nearly a key"
+                assert "mistyped" not in error["message"], "a mistyped key is nearly a key"
 
     case(body, stations=1, shards=1)
 

@@ -72,6 +72,13 @@ def of_field(error: BadField) -> ApiError:
     return bad_request(str(error), error.name, code)
 
 
+def not_serving(error: Exception) -> ApiError:
+    """The gateway could not start: what is wrong with its settings, its knot, or a part."""
+    message = f"the gateway cannot serve: {type(error).__name__}: {error}"
+    headers = {"retry-after": str(RETRY_SECONDS)}
+    return ApiError(503, message, kind="server_error", code="unavailable", headers=headers)
+
+
 def of_refusal(refusal: Refusal) -> ApiError:
     """What the cluster could not do; `code` is the refusal's kind."""
     status = STATUS.get(refusal.kind, 500)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -18,6 +17,7 @@ from completions import CompletionRequest, Prompt
 from details import degradation, details
 from failures import ApiError, bad_request, of_field, of_refusal
 from generation import Generation, Limits
+from keys import check_key
 from knot.chat import ChatTemplateError, render
 from knot.header import KnotHeader
 from knot.tokenizer import Tokenizer
@@ -110,7 +110,7 @@ class GatewayApi:
     async def answer(self, call: Call) -> Reply:
         """Answers one call, whatever it is."""
         try:
-            self._check_key(call.headers)
+            check_key(self._settings, call.headers)
             return await self._handler(call)(call)
         except ApiError as error:
             return error.reply
@@ -118,20 +118,6 @@ class GatewayApi:
             return of_field(error).reply
         except Refusal as refusal:
             return of_refusal(refusal).reply
-
-    def _check_key(self, headers: Mapping[str, str]) -> None:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        data = given.encode(errors="surrogatepass") if scheme.lower() == "bearer" else b""
-        keys = (*self._settings.api_keys, self._settings.secret)
-        # Every key is compared, so that the time says nothing.
-        if not sum(hmac.compare_digest(data, key.encode()) for key in keys):
-            found = "Incorrect API key provided" if given else "You didn't provide an API key"
-            raise ApiError(
-                401,
-                f"{found}; send Authorization: Bearer and a key of this gateway",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
 
     def _handler(self, call: Call) -> Handler:
         method, handler = self._endpoints.get(call.path, ("", self._model))
