@@ -16,7 +16,7 @@ from generation_support import COUNT, EXPECTED, PROMPT
 from station_support import inline
 from synth import make_tiny_knot
 
-import gateway_api
+import answering
 from generation import Limits
 from protocol.calls import Call, Reply
 
@@ -25,7 +25,7 @@ PATH = grouped()
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_api, "Limits", functools.partial(Limits, pause=0))
+    monkeypatch.setattr(answering, "Limits", functools.partial(Limits, pause=0))
 
 
 def case(body: Callable[[FakeCluster], Coroutine[Any, Any, None]], path: Any = PATH, **more: Any) -> None:

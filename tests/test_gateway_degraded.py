@@ -16,7 +16,7 @@ from generation_support import COUNT, EXPECTED, PROMPT
 from shard_support import shard_on
 from station_support import embedded, inline, line_on, through
 
-import gateway_api
+import answering
 from generation import Limits
 from protocol.calls import Call
 from protocol.frames import decode
@@ -31,7 +31,7 @@ RETRIES = 2
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_api, "Limits", functools.partial(Limits, pause=0, step_retries=RETRIES))
+    monkeypatch.setattr(answering, "Limits", functools.partial(Limits, pause=0, step_retries=RETRIES))
 
 
 def case(body: Callable[[FakeCluster], Coroutine[Any, Any, None]], **more: Any) -> None:
