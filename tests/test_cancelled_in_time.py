@@ -32,6 +32,7 @@ def test_a_seat_that_is_cancelled_as_its_group_sets_out_holds_up_nobody() -> Non
             await waiting
         async with asyncio.timeout(5), rounds.seat("third"):
             pass
+        assert rounds.counts.steps == 2, "nobody set out with a seat that was given up"
 
     run(main())
 
