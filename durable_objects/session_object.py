@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import boundary
+from durable_objects.front import PASSING
 from engine.budget import Budget, OverBudgetError
 from engine.errors import EngineError
 from engine.fit import ENGINE
@@ -87,7 +88,7 @@ class SessionObject(DurableObject):
         except ApiError as error:
             return error.reply
         except BOOT_ERRORS as error:
-            return not_serving(error).reply
+            return not_serving(error, isinstance(error, (*PASSING, RouteUnavailable))).reply
         return await api.answer(call)
 
     def _settings(self) -> GatewaySettings:

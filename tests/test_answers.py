@@ -10,7 +10,7 @@ from engine_support import make_host
 
 from answers import Answer, ChatAnswer, CompletionAnswer, Delta, Head, Token, Written, event, usage
 from choosing import Scored
-from failures import ApiError, bad_request, of_field, of_refusal
+from failures import ApiError, bad_request, not_serving, of_field, of_refusal
 from knot.tokenizer import Tokenizer
 from protocol.fields import BadField, MissingField, UnknownField
 from protocol.steps import Refusal, RefusalKind
@@ -163,6 +163,14 @@ def test_every_refusal_of_the_cluster_is_a_servers_error_with_its_kind_as_code(k
     assert found.code == str(kind)
     assert 500 <= found.status < 600
     assert ("retry-after" in found.headers) == (found.status == 503)
+
+
+def test_a_gateway_that_cannot_serve_says_whether_to_come_back() -> None:
+    found = not_serving(OSError("the bucket is away"), True)
+    assert (found.status, found.code, found.headers) == (503, "unavailable", {"retry-after": "1"})
+    found = not_serving(ValueError("KNOT_KEY is not set"), False)
+    assert (found.status, found.code, found.headers) == (500, "cannot_start", {})
+    assert "KNOT_KEY is not set" in str(found)
 
 
 @pytest.mark.parametrize(("wait", "said"), [(None, "1"), (0, "1"), (1, "1"), (1000, "1"), (1001, "2")])

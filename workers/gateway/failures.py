@@ -72,11 +72,13 @@ def of_field(error: BadField) -> ApiError:
     return bad_request(str(error), error.name, code)
 
 
-def not_serving(error: Exception) -> ApiError:
-    """The gateway could not start: what is wrong with its settings, its knot, or a part."""
+def not_serving(error: Exception, passing: bool) -> ApiError:
+    """The gateway could not start: what is wrong, which `passing` says may be otherwise a moment later."""
     message = f"the gateway cannot serve: {type(error).__name__}: {error}"
+    if not passing:
+        return ApiError(500, message, kind="server_error", code=str(RefusalKind.CANNOT_START))
     headers = {"retry-after": str(RETRY_SECONDS)}
-    return ApiError(503, message, kind="server_error", code="unavailable", headers=headers)
+    return ApiError(503, message, kind="server_error", code=str(RefusalKind.UNAVAILABLE), headers=headers)
 
 
 def of_refusal(refusal: Refusal) -> ApiError:
