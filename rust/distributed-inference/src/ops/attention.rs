@@ -1,5 +1,6 @@
 //! Causal attention of one row's query heads over a session's pages of keys and values.
 
+use super::exp::exp;
 use crate::kernels::dot::dot;
 use crate::kv::PAGE_TOKENS;
 
@@ -31,12 +32,12 @@ impl<'a> Online<'a> {
             *score = dot(self.query, key) * self.scale;
             larger = larger.max(*score);
         }
-        let shrink = libm::expf(self.largest - larger);
+        let shrink = exp(self.largest - larger);
         self.largest = larger;
         self.sum *= shrink;
         self.out.iter_mut().for_each(|out| *out *= shrink);
-        for (score, value) in scores[..tokens].iter().zip(values.chunks_exact(head_dim)) {
-            let weight = libm::expf(score - self.largest);
+        let weights = scores.map(|score| exp(score - self.largest));
+        for (weight, value) in weights[..tokens].iter().zip(values.chunks_exact(head_dim)) {
             self.sum += weight;
             self.out.iter_mut().zip(value).for_each(|(out, value)| *out += weight * value);
         }

@@ -1,7 +1,8 @@
-//! What happens between the matrix products. Transcendental functions come from the `libm` crate, so that
-//! every host computes the same bits.
+//! What happens between the matrix products. Transcendental functions come from the `libm` crate or from
+//! [`exp`], so that every host computes the same bits.
 
 pub mod attention;
+pub mod exp;
 pub mod norm;
 pub mod rope;
 pub mod silu;

@@ -1,8 +1,11 @@
 //! The gate of the feed-forward network.
 
+use super::exp::exp;
+
 /// `x · sigmoid(x)` (Elfwing et al., 2017).
+#[inline(always)]
 pub fn silu(x: f32) -> f32 {
-    x / (1.0 + libm::expf(-x))
+    x / (1.0 + exp(-x))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::{Shard, noise};
 use crate::fields::{Fields, number};
+use crate::ops::exp::exp_of_negative;
 use crate::region::{Exchange, Region};
 use crate::{Result, fail};
 use std::cmp::Ordering;
@@ -96,7 +97,13 @@ impl Shard {
 
         let (header, records) = answer.split_at_mut(HEADER_BYTES);
         header[..8].copy_from_slice(&log_sum_exp(raw).to_le_bytes());
-        header[8..16].copy_from_slice(&log_sum_exp(adjusted).to_le_bytes());
+        // Without temperature, adjustments and banned ids it is the same sum.
+        let same = adjusted == raw;
+        let (first, second) = header.split_at_mut(8);
+        match same {
+            true => second[..8].copy_from_slice(first),
+            false => second[..8].copy_from_slice(&log_sum_exp(adjusted).to_le_bytes()),
+        }
         header[16..20].copy_from_slice(&(found as u32).to_le_bytes());
         header[20..].copy_from_slice(&(n_wanted as u32).to_le_bytes());
         let mut records = records.chunks_exact_mut(CANDIDATE_BYTES);
@@ -214,7 +221,16 @@ fn log_sum_exp(values: &[f32]) -> f64 {
         return f64::NEG_INFINITY;
     }
     let largest = f64::from(largest);
-    largest + libm::log(values.iter().map(|value| libm::exp(f64::from(*value) - largest)).sum::<f64>())
+    // A few at a time, so that the exponentials are SIMD instructions; the sum stays in order.
+    let mut sum = 0.0;
+    let mut powers = [0.0; 64];
+    for values in values.chunks(powers.len()) {
+        for (power, value) in powers.iter_mut().zip(values) {
+            *power = exp_of_negative(f64::from(*value) - largest);
+        }
+        sum = powers[..values.len()].iter().fold(sum, |sum, power| sum + power);
+    }
+    largest + libm::log(sum)
 }
 
 #[cfg(test)]
