@@ -84,3 +84,13 @@ def tests_module(name: str) -> Any:
     if str(TESTS) not in sys.path:
         sys.path.insert(0, str(TESTS))
     return importlib.import_module(name)
+
+
+def stored_model(path: Path) -> Any:
+    """A GGUF file with its tensors as they are stored."""
+    return _module("reference").Model(path)
+
+
+def random_weights(name: str, rows: int, cols: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """u8 [rows, row bytes] of random blocks of a type, with scales of ordinary size."""
+    return _module("engine_blocks").random_rows(name, rows, cols, rng)

@@ -143,6 +143,7 @@ fn by_kernels(coded: &Coded, kernels: Kernels, weights: &Weights<'_>, x: &[f32],
                 let acts: Acts<'_> = quantise(wanted, x, work);
                 for (band, bytes) in weights.bytes.chunks(BAND * row_bytes).enumerate() {
                     let products = &mut products[..bytes.len() / row_bytes];
+                    touch(bytes);
                     // SAFETY: these are the kernels for what this processor has.
                     unsafe { (kernels.matvec)(Rows { bytes, row_bytes }, &acts, products) };
                     emit(band * BAND, batch_row, products);
@@ -159,6 +160,7 @@ fn by_kernels(coded: &Coded, kernels: Kernels, weights: &Weights<'_>, x: &[f32],
             let acts = quantise(wanted, x, work);
             for (band, bytes) in weights.bytes.chunks(BAND * row_bytes).enumerate() {
                 let values = &mut values[..bytes.len() / row_bytes];
+                touch(bytes);
                 // SAFETY: these are the kernels for what this processor has.
                 unsafe {
                     let rows = Rows { bytes, row_bytes };
@@ -173,6 +175,18 @@ fn by_kernels(coded: &Coded, kernels: Kernels, weights: &Weights<'_>, x: &[f32],
             }
         }
     });
+}
+
+/// Brings weights near: many reads are under way at once here, few in a kernel. Native memory has large pages,
+/// in which the processor does it by itself.
+#[inline(always)]
+fn touch(bytes: &[u8]) {
+    if cfg!(target_family = "wasm") {
+        for line in bytes.chunks(64) {
+            // SAFETY: the first byte of a slice that has one.
+            unsafe { line.as_ptr().read_volatile() };
+        }
+    }
 }
 
 fn by_value(path: Path, weights: &Weights<'_>, x: &[f32], emit: Emit<'_>) {

@@ -84,7 +84,11 @@ pub trait Codes: Block {
     /// # Safety
     /// `block` has [`Block::BYTES`] bytes.
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    unsafe fn pairs(block: *const u8, take: impl FnMut(usize, [core::arch::wasm32::v128; 2]));
+    unsafe fn pairs(
+        k: &crate::kernels::coded::Constants,
+        block: *const u8,
+        take: impl FnMut(usize, [core::arch::wasm32::v128; 2]),
+    );
 
     /// Gives the codes to `take`, 32 at a time, with the number of the 32.
     ///

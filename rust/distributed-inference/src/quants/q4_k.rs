@@ -62,12 +62,16 @@ impl Codes for Q4K {
 
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     #[inline(always)]
-    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+    unsafe fn pairs(
+        k: &crate::kernels::coded::Constants,
+        block: *const u8,
+        mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2]),
+    ) {
         // SAFETY: everything lies within the block.
         unsafe {
             for i in 0..4 {
-                let first = simd::nibbles(simd::sixteen(block.add(16 + 32 * i)));
-                let second = simd::nibbles(simd::sixteen(block.add(32 + 32 * i)));
+                let first = simd::nibbles(k, simd::sixteen(block.add(16 + 32 * i)));
+                let second = simd::nibbles(k, simd::sixteen(block.add(32 + 32 * i)));
                 take(2 * i, [first.0, second.0]);
                 take(2 * i + 1, [first.1, second.1]);
             }

@@ -65,14 +65,18 @@ impl Codes for Q5K {
 
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     #[inline(always)]
-    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+    unsafe fn pairs(
+        k: &crate::kernels::coded::Constants,
+        block: *const u8,
+        mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2]),
+    ) {
         // SAFETY: everything lies within the block.
         unsafe {
             let fifths = [simd::sixteen(block.add(16)), simd::sixteen(block.add(32))];
             for i in 0..4 {
-                let first = simd::nibbles(simd::sixteen(block.add(48 + 32 * i)));
-                let second = simd::nibbles(simd::sixteen(block.add(64 + 32 * i)));
-                let bit = |part: usize, sub: usize| simd::bit_as_fifth(fifths[part], sub);
+                let first = simd::nibbles(k, simd::sixteen(block.add(48 + 32 * i)));
+                let second = simd::nibbles(k, simd::sixteen(block.add(64 + 32 * i)));
+                let bit = |part: usize, sub: usize| simd::bit_as_fifth(k, fifths[part], sub);
                 take(2 * i, [simd::joined(first.0, bit(0, 2 * i)), simd::joined(second.0, bit(1, 2 * i))]);
                 take(
                     2 * i + 1,

@@ -75,13 +75,17 @@ impl Codes for Q6K {
 
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     #[inline(always)]
-    unsafe fn pairs(block: *const u8, mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2])) {
+    unsafe fn pairs(
+        k: &crate::kernels::coded::Constants,
+        block: *const u8,
+        mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2]),
+    ) {
         // SAFETY: everything lies within the block.
         unsafe {
             for at in 0..2 {
-                let low = |part: usize| simd::nibbles(simd::sixteen(block.add(64 * at + 16 * part)));
+                let low = |part: usize| simd::nibbles(k, simd::sixteen(block.add(64 * at + 16 * part)));
                 let high =
-                    |part: usize| simd::pairs_of_bits(simd::sixteen(block.add(128 + 32 * at + 16 * part)));
+                    |part: usize| simd::pairs_of_bits(k, simd::sixteen(block.add(128 + 32 * at + 16 * part)));
                 let (lows, highs) = ([low(0), low(1), low(2), low(3)], [high(0), high(1)]);
                 for group in 0..4 {
                     let nibbles = |part: usize| {

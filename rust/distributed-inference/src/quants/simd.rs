@@ -1,19 +1,20 @@
 //! The few SIMD128 steps that the formats share: 32 codes are two vectors.
 
+use crate::kernels::coded::Constants;
 use core::arch::wasm32::*;
 
 /// The low and the high nibbles of sixteen bytes.
 #[inline(always)]
-pub fn nibbles(bytes: v128) -> (v128, v128) {
-    (v128_and(bytes, u8x16_splat(15)), v128_and(u16x8_shr(bytes, 4), u8x16_splat(15)))
+pub fn nibbles(k: &Constants, bytes: v128) -> (v128, v128) {
+    (v128_and(bytes, k.nibbles), v128_and(u16x8_shr(bytes, 4), k.nibbles))
 }
 
 /// Bits 0 and 1, 2 and 3, 4 and 5, 6 and 7 of sixteen bytes, each pair at bits 4 and 5.
 #[inline(always)]
-pub fn pairs_of_bits(bytes: v128) -> [v128; 4] {
+pub fn pairs_of_bits(k: &Constants, bytes: v128) -> [v128; 4] {
     // Shifted as 16-bit numbers, for which there are instructions; what crosses into the next byte is masked.
     [u16x8_shl(bytes, 4), u16x8_shl(bytes, 2), bytes, u16x8_shr(bytes, 2)]
-        .map(|shifted| v128_and(shifted, u8x16_splat(0x30)))
+        .map(|shifted| v128_and(shifted, k.pairs))
 }
 
 /// The bits of both.
@@ -39,11 +40,24 @@ pub unsafe fn sixteen(at: *const u8) -> v128 {
 #[inline(always)]
 pub unsafe fn fifths(at: *const u8) -> v128 {
     // SAFETY: as said.
-    let bytes = unsafe { v128_load16_splat(at.cast()) };
-    let bytes = i8x16_swizzle(bytes, u8x16(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
-    let each = u8x16(1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128);
-    v128_and(u8x16_eq(v128_and(bytes, each), each), u8x16_splat(16))
+    let [low, high] = unsafe { at.cast::<[u8; 2]>().read_unaligned() };
+    u64x2(FIFTHS[usize::from(low)], FIFTHS[usize::from(high)])
 }
+
+/// The bits of a byte as bytes of 16 or 0.
+static FIFTHS: [u64; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut bit = 0;
+        while bit < 8 {
+            table[byte] |= ((byte >> bit & 1) as u64) << (8 * bit + 4);
+            bit += 1;
+        }
+        byte += 1;
+    }
+    table
+};
 
 /// Signed bytes as unsigned ones that are 128 more.
 #[inline(always)]
@@ -53,7 +67,7 @@ pub fn flipped(bytes: v128) -> v128 {
 
 /// Bit `bit` of each byte, as 16 or 0.
 #[inline(always)]
-pub fn bit_as_fifth(bytes: v128, bit: usize) -> v128 {
+pub fn bit_as_fifth(k: &Constants, bytes: v128, bit: usize) -> v128 {
     let moved = if bit < 4 { u16x8_shl(bytes, 4 - bit as u32) } else { u16x8_shr(bytes, bit as u32 - 4) };
-    v128_and(moved, u8x16_splat(16))
+    v128_and(moved, k.fifths)
 }

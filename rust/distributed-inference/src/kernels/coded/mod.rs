@@ -128,6 +128,8 @@ impl Coded {
 }
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub use wasm::Constants;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use wasm::kernels;
 #[cfg(target_arch = "x86_64")]
 use x86::kernels;
@@ -203,6 +205,8 @@ trait Isa {
     /// Whether activations are 16-bit integers.
     const WIDE: bool;
 
+    /// What the loops need again and again.
+    type Constants;
     /// The codes of 32 elements.
     type Pair: Copy;
     /// Partial sums of the products of 32 elements, of each unit apart.
@@ -212,7 +216,8 @@ trait Isa {
     /// A float for each weight row.
     type Floats: Copy;
 
-    unsafe fn pairs<F: Codes>(block: *const u8, take: impl FnMut(usize, Self::Pair));
+    unsafe fn constants() -> Self::Constants;
+    unsafe fn pairs<F: Codes>(k: &Self::Constants, block: *const u8, take: impl FnMut(usize, Self::Pair));
     unsafe fn no_part() -> Self::Part;
     /// Products of 32 codes and the 64 bytes of their activations.
     unsafe fn part<const UNIT: usize>(codes: Self::Pair, x: *const u8) -> Self::Part;
@@ -225,9 +230,9 @@ trait Isa {
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     unsafe fn sub(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// The half-precision numbers `at` bytes into each block.
-    unsafe fn halves(blocks: &[*const u8; MOST_ROWS], at: usize) -> Self::Floats;
+    unsafe fn halves(k: &Self::Constants, blocks: &[*const u8; MOST_ROWS], at: usize) -> Self::Floats;
     /// The half-precision numbers in the lower halves of integers.
-    unsafe fn halves_of(bits: Self::Ints) -> Self::Floats;
+    unsafe fn halves_of(k: &Self::Constants, bits: Self::Ints) -> Self::Floats;
     /// The four words `at` bytes into each block: first of all rows, then second, and so on.
     unsafe fn words(blocks: &[*const u8; MOST_ROWS], at: usize) -> [Self::Ints; 4];
     unsafe fn and(a: Self::Ints, b: u32) -> Self::Ints;
@@ -235,19 +240,7 @@ trait Isa {
     unsafe fn left<const BITS: u32>(a: Self::Ints) -> Self::Ints;
     unsafe fn right<const BITS: u32>(a: Self::Ints) -> Self::Ints;
     /// Byte `BYTE` of each integer, unsigned and signed.
-    #[inline(always)]
-    unsafe fn byte<const BYTE: usize>(a: Self::Ints) -> Self::Floats {
-        // SAFETY: as for everything here.
-        unsafe {
-            let moved = match BYTE {
-                0 => a,
-                1 => Self::right::<8>(a),
-                2 => Self::right::<16>(a),
-                _ => Self::right::<24>(a),
-            };
-            Self::floats(if BYTE == 3 { moved } else { Self::and(moved, 0xFF) })
-        }
-    }
+    unsafe fn byte<const BYTE: usize>(k: &Self::Constants, a: Self::Ints) -> Self::Floats;
     unsafe fn signed_byte<const BYTE: usize>(a: Self::Ints) -> Self::Floats;
     unsafe fn store(a: Self::Floats, out: *mut f32);
 
@@ -279,6 +272,7 @@ trait Isa {
 /// Scales and minimums of the units of one block of [`Isa::ROWS`] rows.
 #[inline(always)]
 unsafe fn scales<S: Isa, F: Codes>(
+    k: &S::Constants,
     blocks: &[*const u8; MOST_ROWS],
     s: &mut [S::Floats; PANEL_UNITS],
     m: &mut [S::Floats; PANEL_UNITS],
@@ -287,15 +281,15 @@ unsafe fn scales<S: Isa, F: Codes>(
     unsafe {
         match F::SUBS {
             Subs::None => {
-                s[0] = S::halves(blocks, 0);
+                s[0] = S::halves(k, blocks, 0);
                 if F::MINS {
-                    m[0] = S::mul(S::halves(blocks, 2), S::splat(-1.0));
+                    m[0] = S::mul(S::halves(k, blocks, 2), S::splat(-1.0));
                 }
             }
             Subs::ScalesAndMins => {
                 // As `scales_and_mins`, for all rows at once.
                 let [both, scales, mins, rest] = S::words(blocks, 0);
-                let (d, dmin) = (S::halves_of(both), S::halves_of(S::right::<16>(both)));
+                let (d, dmin) = (S::halves_of(k, both), S::halves_of(k, S::right::<16>(both)));
                 let high = |word| S::left::<4>(S::and(S::right::<6>(word), 0x0303_0303));
                 let words = [
                     S::and(scales, 0x3F3F_3F3F),
@@ -305,18 +299,18 @@ unsafe fn scales<S: Isa, F: Codes>(
                 ];
                 for i in 0..2 {
                     let (scales, mins) = (words[i], words[i + 2]);
-                    s[4 * i] = S::mul(d, S::byte::<0>(scales));
-                    s[4 * i + 1] = S::mul(d, S::byte::<1>(scales));
-                    s[4 * i + 2] = S::mul(d, S::byte::<2>(scales));
-                    s[4 * i + 3] = S::mul(d, S::byte::<3>(scales));
-                    m[4 * i] = S::mul(dmin, S::byte::<0>(mins));
-                    m[4 * i + 1] = S::mul(dmin, S::byte::<1>(mins));
-                    m[4 * i + 2] = S::mul(dmin, S::byte::<2>(mins));
-                    m[4 * i + 3] = S::mul(dmin, S::byte::<3>(mins));
+                    s[4 * i] = S::mul(d, S::byte::<0>(k, scales));
+                    s[4 * i + 1] = S::mul(d, S::byte::<1>(k, scales));
+                    s[4 * i + 2] = S::mul(d, S::byte::<2>(k, scales));
+                    s[4 * i + 3] = S::mul(d, S::byte::<3>(k, scales));
+                    m[4 * i] = S::mul(dmin, S::byte::<0>(k, mins));
+                    m[4 * i + 1] = S::mul(dmin, S::byte::<1>(k, mins));
+                    m[4 * i + 2] = S::mul(dmin, S::byte::<2>(k, mins));
+                    m[4 * i + 3] = S::mul(dmin, S::byte::<3>(k, mins));
                 }
             }
             Subs::Scales { at, d } => {
-                let d = S::halves(blocks, d);
+                let d = S::halves(k, blocks, d);
                 for (i, word) in S::words(blocks, at).into_iter().enumerate() {
                     s[4 * i] = S::mul(d, S::signed_byte::<0>(word));
                     s[4 * i + 1] = S::mul(d, S::signed_byte::<1>(word));
@@ -330,10 +324,15 @@ unsafe fn scales<S: Isa, F: Codes>(
 
 /// The partial sums of one row's block.
 #[inline(always)]
-unsafe fn parts_of<S: Isa, F: Codes>(block: *const u8, x: *const u8, mut keep: impl FnMut(usize, S::Part)) {
+unsafe fn parts_of<S: Isa, F: Codes>(
+    k: &S::Constants,
+    block: *const u8,
+    x: *const u8,
+    mut keep: impl FnMut(usize, S::Part),
+) {
     // SAFETY: as in `matvec`.
     unsafe {
-        S::pairs::<F>(block, |pair, codes| {
+        S::pairs::<F>(k, block, |pair, codes| {
             let x = x.add(pair * 2 * BLOCK);
             keep(pair, if F::UNIT == 16 { S::part::<16>(codes, x) } else { S::part::<32>(codes, x) });
         });
@@ -352,6 +351,7 @@ unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f
     // SAFETY: every row has `n_blocks` blocks and the activations have as many, as asserted. Whoever calls has
     // made sure of the instructions.
     unsafe {
+        let k = S::constants();
         let mut s = [S::splat(0.0); PANEL_UNITS];
         let mut m = s;
         let mut parts = [[S::no_part(); MOST_ROWS]; PANEL / BLOCK];
@@ -364,22 +364,22 @@ unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f
                 if pairs == 1 {
                     // Written out, so that the parts stay in registers.
                     let parts = &mut parts[0];
-                    parts_of::<S, F>(blocks[0], x, |_, part| parts[0] = part);
-                    parts_of::<S, F>(blocks[1], x, |_, part| parts[1] = part);
-                    parts_of::<S, F>(blocks[2], x, |_, part| parts[2] = part);
-                    parts_of::<S, F>(blocks[3], x, |_, part| parts[3] = part);
+                    parts_of::<S, F>(&k, blocks[0], x, |_, part| parts[0] = part);
+                    parts_of::<S, F>(&k, blocks[1], x, |_, part| parts[1] = part);
+                    parts_of::<S, F>(&k, blocks[2], x, |_, part| parts[2] = part);
+                    parts_of::<S, F>(&k, blocks[3], x, |_, part| parts[3] = part);
                     if S::ROWS == MOST_ROWS {
-                        parts_of::<S, F>(blocks[4], x, |_, part| parts[4] = part);
-                        parts_of::<S, F>(blocks[5], x, |_, part| parts[5] = part);
-                        parts_of::<S, F>(blocks[6], x, |_, part| parts[6] = part);
-                        parts_of::<S, F>(blocks[7], x, |_, part| parts[7] = part);
+                        parts_of::<S, F>(&k, blocks[4], x, |_, part| parts[4] = part);
+                        parts_of::<S, F>(&k, blocks[5], x, |_, part| parts[5] = part);
+                        parts_of::<S, F>(&k, blocks[6], x, |_, part| parts[6] = part);
+                        parts_of::<S, F>(&k, blocks[7], x, |_, part| parts[7] = part);
                     }
                 } else {
                     for (row, block) in blocks.into_iter().take(S::ROWS).enumerate() {
-                        parts_of::<S, F>(block, x, |pair, part| parts[pair][row] = part);
+                        parts_of::<S, F>(&k, block, x, |pair, part| parts[pair][row] = part);
                     }
                 }
-                scales::<S, F>(&blocks, &mut s, &mut m);
+                scales::<S, F>(&k, &blocks, &mut s, &mut m);
                 for (pair, parts) in parts.iter().enumerate().take(pairs) {
                     let step = S::splat(*acts.steps.get_unchecked(block * pairs + pair));
                     let ints = if F::UNIT == 16 { S::reduce::<16>(parts) } else { S::reduce::<32>(parts) };
@@ -417,17 +417,18 @@ unsafe fn unpack<S: Isa, F: Codes>(starts: &[*const u8; MOST_ROWS], count: usize
     assert!(count * F::ELEMENTS <= PANEL);
     // SAFETY: rows have as many blocks, and whoever calls has made sure of the instructions.
     unsafe {
+        let k = S::constants();
         let mut s = [S::splat(0.0); PANEL_UNITS];
         let mut m = s;
         for block in 0..count {
             let blocks = starts.map(|start| start.add(block * F::BYTES));
             for (codes, block_of_row) in panel.codes.iter_mut().zip(blocks).take(S::ROWS) {
                 let codes = codes.as_mut_ptr();
-                S::pairs::<F>(block_of_row, |pair, values| {
+                S::pairs::<F>(&k, block_of_row, |pair, values| {
                     S::write(values, codes.add((block * pairs + pair) * bytes));
                 });
             }
-            scales::<S, F>(&blocks, &mut s, &mut m);
+            scales::<S, F>(&k, &blocks, &mut s, &mut m);
             for unit in 0..units {
                 S::store(s[unit], panel.s[block * units + unit].as_mut_ptr());
                 if F::MINS {

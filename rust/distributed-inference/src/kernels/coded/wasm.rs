@@ -5,6 +5,46 @@ use crate::kernels::acts::Acts;
 use crate::quants::Codes;
 use core::arch::wasm32::*;
 
+/// Constants of the inner loops. V8 makes a constant anew, with three instructions, wherever it is used, also in
+/// loops; what it does not know to be constant it keeps. So they pass through a black box once a product.
+#[derive(Clone, Copy)]
+pub struct Constants {
+    /// 15 in every byte.
+    pub nibbles: v128,
+    /// 16 in every byte.
+    pub fifths: v128,
+    /// 0x30 in every byte.
+    pub pairs: v128,
+    /// For 32-bit lanes.
+    sign: v128,
+    magnitude: v128,
+    smallest: v128,
+    bias: v128,
+    normal: v128,
+    large: v128,
+    infinite: v128,
+    byte: v128,
+}
+
+impl Constants {
+    #[inline(always)]
+    fn new() -> Self {
+        std::hint::black_box(Self {
+            nibbles: u8x16_splat(15),
+            fifths: u8x16_splat(16),
+            pairs: u8x16_splat(0x30),
+            sign: u32x4_splat(0x8000),
+            magnitude: u32x4_splat(0x7FFF),
+            smallest: f32x4_splat(1.0 / 16_777_216.0),
+            bias: i32x4_splat(112 << 23),
+            normal: i32x4_splat(0x3FF),
+            large: i32x4_splat(0x7BFF),
+            infinite: u32x4_splat(0x7F80_0000),
+            byte: u32x4_splat(0xFF),
+        })
+    }
+}
+
 /// 16-bit activations; codes are widened.
 struct Wide;
 
@@ -64,6 +104,7 @@ macro_rules! common {
         const ROWS: usize = 4;
         const LANES: usize = 4;
         const TILE_ROWS: usize = 4;
+        type Constants = Constants;
         type Pair = [v128; 2];
         type Part = [v128; 2];
         type Ints = v128;
@@ -72,8 +113,17 @@ macro_rules! common {
         type LaneFloats = v128;
 
         #[inline(always)]
-        unsafe fn pairs<F: Codes>(block: *const u8, take: impl FnMut(usize, Self::Pair)) {
-            unsafe { F::pairs(block, take) }
+        unsafe fn constants() -> Constants {
+            Constants::new()
+        }
+        #[inline(always)]
+        unsafe fn pairs<F: Codes>(k: &Constants, block: *const u8, take: impl FnMut(usize, Self::Pair)) {
+            unsafe { F::pairs(k, block, take) }
+        }
+        #[inline(always)]
+        unsafe fn byte<const BYTE: usize>(k: &Constants, a: v128) -> v128 {
+            let moved = u32x4_shr(a, 8 * BYTE as u32);
+            f32x4_convert_i32x4(if BYTE == 3 { moved } else { v128_and(moved, k.byte) })
         }
         #[inline(always)]
         unsafe fn no_part() -> Self::Part {
@@ -112,27 +162,26 @@ macro_rules! common {
             f32x4_sub(a, b)
         }
         #[inline(always)]
-        unsafe fn halves(blocks: &[*const u8; MOST_ROWS], at: usize) -> v128 {
+        unsafe fn halves(k: &Constants, blocks: &[*const u8; MOST_ROWS], at: usize) -> v128 {
             let bits = i32x4_splat(0);
             unsafe {
                 let bits = v128_load16_lane::<0>(bits, blocks[0].add(at).cast());
                 let bits = v128_load16_lane::<2>(bits, blocks[1].add(at).cast());
                 let bits = v128_load16_lane::<4>(bits, blocks[2].add(at).cast());
-                Self::halves_of(v128_load16_lane::<6>(bits, blocks[3].add(at).cast()))
+                Self::halves_of(k, v128_load16_lane::<6>(bits, blocks[3].add(at).cast()))
             }
         }
         #[inline(always)]
-        unsafe fn halves_of(bits: v128) -> v128 {
-            let sign = u32x4_shl(v128_and(bits, u32x4_splat(0x8000)), 16);
-            let magnitude = v128_and(bits, u32x4_splat(0x7FFF));
+        unsafe fn halves_of(k: &Constants, bits: v128) -> v128 {
+            let sign = u32x4_shl(v128_and(bits, k.sign), 16);
+            let magnitude = v128_and(bits, k.magnitude);
             let fraction = u32x4_shl(magnitude, 13);
             // As in `from_half`: subnormal, ordinary, and infinite or no number.
-            let small = f32x4_mul(f32x4_convert_i32x4(magnitude), f32x4_splat(1.0 / 16_777_216.0));
-            let normal = i32x4_add(fraction, i32x4_splat(112 << 23));
-            let large = v128_or(fraction, u32x4_splat(0x7F80_0000));
-            let value = v128_bitselect(small, normal, i32x4_lt(magnitude, i32x4_splat(0x400)));
-            let value = v128_bitselect(large, value, i32x4_ge(magnitude, i32x4_splat(0x7C00)));
-            v128_or(value, sign)
+            let small = f32x4_mul(f32x4_convert_i32x4(magnitude), k.smallest);
+            let normal = i32x4_add(fraction, k.bias);
+            let large = v128_and(i32x4_gt(magnitude, k.large), k.infinite);
+            let value = v128_bitselect(normal, small, i32x4_gt(magnitude, k.normal));
+            v128_or(v128_or(value, large), sign)
         }
         #[inline(always)]
         unsafe fn words(blocks: &[*const u8; MOST_ROWS], at: usize) -> [v128; 4] {

@@ -101,13 +101,16 @@ struct Avx512;
 macro_rules! eight_rows {
     () => {
         const ROWS: usize = 8;
+        type Constants = ();
         type Pair = __m256i;
         type Part = __m256i;
         type Ints = __m256i;
         type Floats = __m256;
 
         #[inline(always)]
-        unsafe fn pairs<F: Codes>(block: *const u8, take: impl FnMut(usize, __m256i)) {
+        unsafe fn constants() {}
+        #[inline(always)]
+        unsafe fn pairs<F: Codes>(_: &(), block: *const u8, take: impl FnMut(usize, __m256i)) {
             unsafe { F::pairs(block, take) }
         }
         #[inline(always)]
@@ -154,7 +157,7 @@ macro_rules! eight_rows {
             unsafe { _mm256_sub_ps(a, b) }
         }
         #[inline(always)]
-        unsafe fn halves(blocks: &[*const u8; MOST_ROWS], at: usize) -> __m256 {
+        unsafe fn halves(_: &(), blocks: &[*const u8; MOST_ROWS], at: usize) -> __m256 {
             unsafe {
                 let bits = blocks.map(|block| block.add(at).cast::<i16>().read_unaligned());
                 let [a, b, c, d, e, f, g, h] = bits;
@@ -162,7 +165,7 @@ macro_rules! eight_rows {
             }
         }
         #[inline(always)]
-        unsafe fn halves_of(bits: __m256i) -> __m256 {
+        unsafe fn halves_of(_: &(), bits: __m256i) -> __m256 {
             unsafe {
                 // The lower halves of each 128 bits to their start, then beside each other.
                 let order = _mm256_set1_epi64x(0x0D0C_0908_0504_0100);
@@ -201,6 +204,13 @@ macro_rules! eight_rows {
         #[inline(always)]
         unsafe fn right<const BITS: u32>(a: __m256i) -> __m256i {
             unsafe { _mm256_srl_epi32(a, _mm_cvtsi32_si128(BITS as i32)) }
+        }
+        #[inline(always)]
+        unsafe fn byte<const BYTE: usize>(_: &(), a: __m256i) -> __m256 {
+            unsafe {
+                let moved = _mm256_srl_epi32(a, _mm_cvtsi32_si128(8 * BYTE as i32));
+                _mm256_cvtepi32_ps(_mm256_and_si256(moved, _mm256_set1_epi32(0xFF)))
+            }
         }
         #[inline(always)]
         unsafe fn signed_byte<const BYTE: usize>(a: __m256i) -> __m256 {
