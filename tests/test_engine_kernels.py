@@ -20,7 +20,7 @@ from knot.quants import ENGINE_TYPES, QUANTS
 PRODUCT_TOLERANCE = 5e-7
 # Types that are multiplied as integers: activations are multiples of a 32512th of the largest of their 32.
 CODED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-BATCHES = (1, 7, 32, 33)
+BATCHES = (1, 7, 32, 65)
 
 
 def dequantised(kind: str, name: str, blocks: np.ndarray) -> np.ndarray:
@@ -134,6 +134,27 @@ def test_products_are_exact_within_the_tolerance_and_do_not_depend_on_batch_or_b
         for block in (1, 7):
             parts = [product(kind, name, rows[at : at + block], x) for at in range(0, len(rows), block)]
             assert same_bits(np.concatenate(parts, axis=1), whole)
+
+
+@pytest.mark.parametrize("batch", [1, 40])
+def test_threads_change_no_bit(batch: int) -> None:
+    rng = np.random.default_rng(7)
+    rows = random_rows("Q4_K", 64 * 33 + 9, 2048, rng)
+    x = rng.standard_normal((batch, 2048)).astype(np.float32)
+    expected = product("native", "Q4_K", rows, x)
+    host = arena("native").host
+    for threads in (2, 3):
+        assert host.call("engine_threads", threads) == threads
+        assert same_bits(product("native", "Q4_K", rows, x), expected)
+    host.call("engine_threads", 1)
+    with pytest.raises(BadArgument, match="0 threads, expected 1 to"):
+        host.call("engine_threads", 0)
+
+
+@pytest.mark.wasm
+def test_webassembly_has_one_thread() -> None:
+    with pytest.raises(BadArgument, match="2 threads, expected 1 to 1"):
+        arena("wasm").host.call("engine_threads", 2)
 
 
 @pytest.mark.wasm

@@ -38,6 +38,12 @@ abi! {
         Ok(4 * figures.len() as u32)
     }
 
+    /// Lets products of this process use up to `count` threads, in all engines: the bits are the same.
+    fn engine_threads(_engine, count) {
+        crate::kernels::matmul::set_threads(count as usize)?;
+        Ok(count)
+    }
+
     /// Puts XXH3-64 of `length` bytes at `bytes_at` into `out_at` (8 bytes, little-endian).
     fn xxh3_64_at(engine, bytes_at, length, out_at) {
         let digest = xxh3_64(engine.region.slice("bytes to digest", bytes_at, length)?);

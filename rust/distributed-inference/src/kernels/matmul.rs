@@ -4,12 +4,14 @@
 //! Formats with integer codes are multiplied as integers ([`crate::kernels::coded`]), the others value by
 //! value in f32 ([`crate::kernels::dot`]).
 
-use super::acts::{Acts, Wanted, quantise};
+use super::acts::{Wanted, quantise};
 use super::coded::{BAND, Coded, Kernels, Rows};
 use super::dot::{LANES, Lanes, accumulate, accumulate_plain, reduce};
 use crate::quants::Format;
 use crate::{Result, fail};
 use std::cell::RefCell;
+#[cfg(not(target_family = "wasm"))]
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Weight rows that are dequantised and multiplied together: enough independent sums to fill the
 /// pipeline of a core, few enough to stay in its registers.
@@ -80,7 +82,7 @@ impl<'a> Weights<'a> {
 /// Rows longer than this are multiplied value by value, on every host.
 const MOST_COLS: usize = 1 << 17;
 /// Batch rows that share unpacked codes at most.
-const CODED_BATCH: usize = 32;
+const CODED_BATCH: usize = 64;
 /// Bytes for the integers of as many batch rows as fit, and of one of any length.
 const WORK_BYTES: usize = if cfg!(target_family = "wasm") { 512 << 10 } else { 2 << 20 };
 
@@ -131,50 +133,130 @@ fn by_twin(coded: &Coded, weights: &Weights<'_>, x: &[f32], emit: Emit<'_>) {
 }
 
 fn by_kernels(coded: &Coded, kernels: Kernels, weights: &Weights<'_>, x: &[f32], emit: Emit<'_>) {
-    let (cols, row_bytes) = (weights.cols, weights.row_bytes);
+    let cols = weights.cols;
     let batch = x.len() / cols;
     let fits = (WORK_BYTES / Wanted::row_bytes(cols)).min(CODED_BATCH) / kernels.lanes * kernels.lanes;
+    // One row of activations, or rows that are too long to stand beside each other.
+    let alone = batch == 1 || fits == 0;
+    let (lanes, at_once) = if alone { (1, 1) } else { (kernels.lanes, fits) };
+    let wanted = coded.wanted(cols, lanes, kernels.wide);
     WORK.with_borrow_mut(|work| {
         work.resize(WORK_BYTES / 4, 0);
-        if batch == 1 || fits == 0 {
-            let wanted = coded.wanted(cols, 1, kernels.wide);
-            let mut products = [0.0; BAND];
-            for (batch_row, x) in x.chunks_exact(cols).enumerate() {
-                let acts: Acts<'_> = quantise(wanted, x, work);
-                for (band, bytes) in weights.bytes.chunks(BAND * row_bytes).enumerate() {
-                    let products = &mut products[..bytes.len() / row_bytes];
-                    touch(bytes);
-                    // SAFETY: these are the kernels for what this processor has.
-                    unsafe { (kernels.matvec)(Rows { bytes, row_bytes }, &acts, products) };
-                    emit(band * BAND, batch_row, products);
+        let mut values = [0.0; BAND];
+        for (index, x) in x.chunks(at_once * cols).enumerate() {
+            let count = x.len() / cols;
+            let stride = count.next_multiple_of(lanes);
+            let acts = quantise(wanted, x, work);
+            let multiply = |bytes: &[u8], products: &mut [f32]| {
+                touch(bytes);
+                let rows = Rows { bytes, row_bytes: weights.row_bytes };
+                // SAFETY: these are the kernels for what this processor has.
+                unsafe {
+                    if alone {
+                        (kernels.matvec)(rows, &acts, &mut products[..bytes.len() / weights.row_bytes]);
+                    } else {
+                        (kernels.tile)(rows, &acts, coded.layout(), kernels.unpack, products);
+                    }
                 }
+            };
+            in_bands(weights, BAND * stride, count, multiply, |band, n_rows, products| {
+                for batch_row in 0..count {
+                    for (value, products) in values[..n_rows].iter_mut().zip(products.chunks_exact(stride)) {
+                        *value = products[batch_row];
+                    }
+                    emit(band * BAND, index * at_once + batch_row, &values[..n_rows]);
+                }
+            });
+        }
+    });
+}
+
+/// Multiplies the weights in bands of [`BAND`] rows, each into `room` floats, and takes the results in order.
+#[cfg(target_family = "wasm")]
+fn in_bands(
+    weights: &Weights<'_>,
+    room: usize,
+    _batch: usize,
+    multiply: impl Fn(&[u8], &mut [f32]),
+    mut take: impl FnMut(usize, usize, &[f32]),
+) {
+    let mut products = [0.0; BAND * CODED_BATCH];
+    for (band, bytes) in weights.bytes.chunks(BAND * weights.row_bytes).enumerate() {
+        multiply(bytes, &mut products[..room]);
+        take(band, bytes.len() / weights.row_bytes, &products[..room]);
+    }
+}
+
+/// The same, on as many threads as were asked for: each has some bands, so that bits do not depend on it.
+#[cfg(not(target_family = "wasm"))]
+fn in_bands(
+    weights: &Weights<'_>,
+    room: usize,
+    batch: usize,
+    multiply: impl Fn(&[u8], &mut [f32]) + Sync,
+    mut take: impl FnMut(usize, usize, &[f32]),
+) {
+    let band_bytes = BAND * weights.row_bytes;
+    let bands = weights.bytes.len().div_ceil(band_bytes);
+    let enough = weights.rows() * weights.cols * batch / LEAST_SHARE;
+    let threads = THREADS.load(Ordering::Relaxed).min(enough).min(bands).max(1);
+    let share = bands.div_ceil(threads);
+    PRODUCTS.with_borrow_mut(|products| {
+        // On one thread the room of one band serves all of them.
+        products.resize(products.len().max(room * if threads == 1 { 1 } else { bands }), 0.0);
+        if threads == 1 {
+            for (band, bytes) in weights.bytes.chunks(band_bytes).enumerate() {
+                multiply(bytes, &mut products[..room]);
+                take(band, bytes.len() / weights.row_bytes, &products[..room]);
             }
             return;
         }
-        let wanted = coded.wanted(cols, kernels.lanes, kernels.wide);
-        let mut products = [0.0; BAND * CODED_BATCH];
-        let mut values = [0.0; BAND];
-        for (index, x) in x.chunks(fits * cols).enumerate() {
-            let count = x.len() / cols;
-            let stride = count.next_multiple_of(kernels.lanes);
-            let acts = quantise(wanted, x, work);
-            for (band, bytes) in weights.bytes.chunks(BAND * row_bytes).enumerate() {
-                let values = &mut values[..bytes.len() / row_bytes];
-                touch(bytes);
-                // SAFETY: these are the kernels for what this processor has.
-                unsafe {
-                    let rows = Rows { bytes, row_bytes };
-                    (kernels.tile)(rows, &acts, coded.layout(), kernels.unpack, &mut products);
-                }
-                for batch_row in 0..count {
-                    for (value, products) in values.iter_mut().zip(products.chunks_exact(stride)) {
-                        *value = products[batch_row];
+        let products = &mut products[..room * bands];
+        let multiply = &multiply;
+        std::thread::scope(|scope| {
+            let shares = weights.bytes.chunks(share * band_bytes).zip(products.chunks_mut(share * room));
+            for (i, (bytes, products)) in shares.enumerate() {
+                let mut work = move || {
+                    for (bytes, products) in bytes.chunks(band_bytes).zip(products.chunks_mut(room)) {
+                        multiply(bytes, products);
                     }
-                    emit(band * BAND, index * fits + batch_row, values);
+                };
+                // The last share is this thread's.
+                if i + 1 < threads && bytes.len() == share * band_bytes {
+                    scope.spawn(work);
+                } else {
+                    work();
                 }
             }
+        });
+        for (band, products) in products.chunks(room).enumerate() {
+            take(band, BAND.min(weights.rows() - band * BAND), products);
         }
     });
+}
+
+/// Weights times rows that are worth a thread of their own.
+#[cfg(not(target_family = "wasm"))]
+const LEAST_SHARE: usize = 1 << 20;
+
+#[cfg(not(target_family = "wasm"))]
+static THREADS: AtomicUsize = AtomicUsize::new(1);
+
+#[cfg(not(target_family = "wasm"))]
+thread_local! {
+    /// Where products wait for whoever takes them.
+    static PRODUCTS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lets products of this process use up to `count` threads. WebAssembly has one.
+pub fn set_threads(count: usize) -> Result<()> {
+    let most = if cfg!(target_family = "wasm") { 1 } else { 64 };
+    if count == 0 || count > most {
+        fail!(BadArgument, "{count} threads, expected 1 to {most}");
+    }
+    #[cfg(not(target_family = "wasm"))]
+    THREADS.store(count, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Brings weights near: many reads are under way at once here, few in a kernel. Native memory has large pages,
@@ -251,5 +333,41 @@ fn multiply_rest(
         for (lanes, one) in lanes.iter_mut().zip(&one) {
             lanes[i] = one[0];
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_change_no_bit() {
+        let (cols, rows) = (2048, 64 * 21 + 5);
+        let format = Format::of_type(8).unwrap();
+        let bytes: Vec<u8> = (0..rows * cols / 32)
+            .flat_map(|block| {
+                let scale = (0x2C00 + block as u16 % 512).to_le_bytes();
+                let codes = (0..32).map(move |i| (block * 37 + i * 101) as u8);
+                scale.into_iter().chain(codes)
+            })
+            .collect();
+        let weights = Weights::new("w", format, cols, rows, &bytes).unwrap();
+        for batch in [1, 5, 40] {
+            let x: Vec<f32> = (0..batch * cols).map(|i| (i % 1013) as f32 - 500.0).collect();
+            let product = || {
+                let mut y = vec![0.0; batch * rows];
+                matmul(&weights, &x, |row, batch_row, values| {
+                    y[batch_row * rows + row..][..values.len()].copy_from_slice(values);
+                });
+                y
+            };
+            let expected = product();
+            for threads in [2, 3, 64] {
+                set_threads(threads).unwrap();
+                assert!(product() == expected, "{batch} rows on {threads} threads");
+            }
+            set_threads(1).unwrap();
+        }
+        assert!(set_threads(0).is_err() && set_threads(65).is_err());
     }
 }

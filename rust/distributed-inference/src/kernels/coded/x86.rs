@@ -36,6 +36,10 @@ pub static LEVELS: LazyLock<Vec<Level>> = LazyLock::new(|| {
 
 /// The kernels of a format for the best level.
 pub fn kernels<F: Codes>() -> Option<Kernels> {
+    #[cfg(test)]
+    if let Some(level) = tests::FORCED.get() {
+        return kernels_of::<F>(level);
+    }
     kernels_of::<F>(*LEVELS.last()?)
 }
 
@@ -392,5 +396,55 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn lane_dot(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sums, codes, x) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::matmul::{Weights, matmul, matmul_plain};
+    use crate::quants::Format;
+    use std::cell::Cell;
+
+    thread_local! {
+        pub static FORCED: Cell<Option<Level>> = const { Cell::new(None) };
+    }
+
+    #[test]
+    fn every_level_has_the_bits_of_the_plain_twin() {
+        let mut state = 1u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 8
+        };
+        for id in [2, 3, 6, 7, 8, 12, 13, 14] {
+            let format = Format::of_type(id).unwrap();
+            let (cols, rows) = (if format.elements == 32 { 288 } else { 512 }, 19);
+            let bytes: Vec<u8> = (0..rows * format.row_bytes(cols).unwrap()).map(|_| next() as u8).collect();
+            let weights = Weights::new("w", format, cols, rows, &bytes).unwrap();
+            for batch in [1, 3, 20, 65] {
+                let x: Vec<f32> = (0..batch * cols).map(|_| next() as f32 / 8_388_608.0 - 1.0).collect();
+                let product = |plain: bool| {
+                    let mut y = vec![0.0f32; batch * rows];
+                    let keep = |row: usize, batch_row: usize, values: &[f32]| {
+                        y[batch_row * rows + row..][..values.len()].copy_from_slice(values);
+                    };
+                    if plain {
+                        matmul_plain(&weights, &x, keep)
+                    } else {
+                        matmul(&weights, &x, keep)
+                    }
+                    // Some scales are no numbers; a NaN may have any bits.
+                    y.iter().map(|y| if y.is_nan() { None } else { Some(y.to_bits()) }).collect::<Vec<_>>()
+                };
+                let expected = product(true);
+                assert!(expected.iter().any(Option::is_some));
+                for level in LEVELS.iter() {
+                    FORCED.set(Some(*level));
+                    assert!(product(false) == expected, "{}, {batch} rows, {level:?}", format.name);
+                }
+                FORCED.set(None);
+            }
+        }
     }
 }
