@@ -88,9 +88,9 @@ def tests_module(name: str) -> Any:
 
 def stored_model(path: Path) -> Any:
     """A GGUF file with its tensors as they are stored."""
-    return _module("reference").Model(path)
+    return tests_module("reference").Model(path)
 
 
 def random_weights(name: str, rows: int, cols: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     """u8 [rows, row bytes] of random blocks of a type, with scales of ordinary size."""
-    return _module("engine_blocks").random_rows(name, rows, cols, rng)
+    return tests_module("engine_blocks").random_rows(name, rows, cols, rng)
