@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 async def _model(name: str, knot: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     header = load_header(knot)
-    variables = {"USE_LAYER_WARDEN": "on" if arguments.wardens else "off", "SAVE_BYTES": "0", "CANARY": "off"}
+    variables = {"USE_LAYER_WARDEN": "on" if arguments.wardens else "off", "CANARY": "off"}
     # Sessions that have ended stay for a while, for others that begin alike.
     context = 4 * (arguments.prompt + arguments.tokens) + 64
     wish = Wish("resident", context, arguments.prompt, "f32", 1, variables)
