@@ -97,7 +97,8 @@ def etag(probe: Probe) -> str:
         ("/blob_read?blob,3,4,wrong", "BlobChanged"),
         ("/blob_read?other,3,4,", "BlobMissing"),
         ("/blob_read?blob,3,8,", "ShortBody"),
-        ("/blob_read?blob,10,1,", "ShortBody"),
+        # Miniflare does not say why it cannot give a range that begins past the end.
+        ("/blob_read?blob,10,1,", "BlobFailed"),
         ("/blob_open?blob,3,4,wrong", "BlobChanged"),
         ("/blob_open?other,3,4,", "BlobMissing"),
         ("/inflow_read?blob,0,10", "0123456789"),
