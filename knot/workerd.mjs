@@ -36,9 +36,9 @@ const DOOR = `
 `;
 
 /** What the inspector says of every Worker's heap: the one view of its JavaScript memory from outside. */
-async function heaps(given, collect) {
+async function heaps(given, inspector, collect) {
   const found = {};
-  const targets = await (await fetch(`http://127.0.0.1:${given.inspector_port}/json`)).json();
+  const targets = await (await fetch(new URL("/json", inspector))).json();
   for (const { name } of given.workers) {
     const target = targets.find(({ id, title }) => id.endsWith(name) || title?.endsWith(name));
     if (!target) throw new Error(`the inspector has no ${name}: ${JSON.stringify(targets)}`);
@@ -95,7 +95,7 @@ async function main() {
     modules: [{ type: "ESModule", path: "door.js", contents: DOOR }],
     compatibilityDate: date,
     r2Buckets: Object.fromEntries(buckets.map((name) => [name, name])),
-    unsafeDirectSockets: direct(given.door_port),
+    unsafeDirectSockets: direct(0),
   };
   const miniflare = new Miniflare({
     log: new Log(LogLevel.ERROR),
@@ -103,7 +103,7 @@ async function main() {
       stdout.on("data", (data) => process.stderr.write(data));
       stderr.on("data", (data) => process.stderr.write(data));
     },
-    ...(given.inspector_port >= 0 ? { inspectorPort: given.inspector_port } : {}),
+    inspectorPort: 0,
     r2Persist: path.join(given.data, "r2"),
     kvPersist: path.join(given.data, "kv"),
     durableObjectsPersist: path.join(given.data, "objects"),
@@ -115,12 +115,13 @@ async function main() {
     for (const worker of [{ name: "door" }, ...given.workers]) {
       addresses[worker.name] = (await miniflare.unsafeGetDirectURL(worker.name)).origin;
     }
+    const inspector = String(await miniflare.getInspectorURL()).replace(/^ws/, "http");
     say({ event: "ready", addresses });
     for (;;) {
       const line = await lines.next();
       if (line.done) break;
-      if (line.value === "heap") say({ event: "heap", workers: await heaps(given, false) });
-      if (line.value === "live") say({ event: "live", workers: await heaps(given, true) });
+      if (line.value === "heap") say({ event: "heap", workers: await heaps(given, inspector, false) });
+      if (line.value === "live") say({ event: "live", workers: await heaps(given, inspector, true) });
     }
   } catch (error) {
     say({ event: "failed", error: String(error?.stack ?? error) });

@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -374,7 +373,6 @@ def describe(
     stage = _script("stage")
     stage.vendor_sdk()
     sdk = stage.sdk_files()
-    free = iter(free_ports(len(specs) + 2))
     described: list[dict[str, Any]] = []
     for spec in specs:
         files = modules.get(spec.name)
@@ -395,15 +393,14 @@ def describe(
                 "kv": dict(spec.key_values),
                 "services": dict(spec.services),
                 "objects": {name: [found.class_name, found.script] for name, found in spec.objects.items()},
-                "port": ports.get(spec.name) or next(free),
+                # Where no port is named workerd takes one: one found before may be gone by then.
+                "port": ports.get(spec.name, 0),
             }
         )
     return {
         "node_modules": str(ROOT / "node_modules"),
         "compatibility_date": COMPATIBILITY_DATE,
         "data": str(data.resolve()),
-        "door_port": next(free),
-        "inspector_port": next(free),
         "workers": described,
     }
 
@@ -418,15 +415,6 @@ def bundle_bytes(folder: str) -> int:
 def bundle_of(folder: str) -> dict[str, str]:
     """The modules of the Worker in `folder`: files by the names that they have in its bundle."""
     return {name: str(path) for name, path in _script("stage").bundle_files(folder).items()}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def node() -> Path:

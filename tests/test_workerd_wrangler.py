@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,8 +15,6 @@ from pathlib import Path
 import pytest
 from core_support import header_of, knot_of
 
-from knot.workerd import free_ports
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -27,6 +26,15 @@ from knot.topology import Topology, cluster_workers, split  # noqa: E402
 pytestmark = [pytest.mark.workerd, pytest.mark.wasm]
 SPECS = cluster_workers(28, Topology(split(28, 2), split(151_936, 8)), "qwen-coder-7b.knot", {})
 PAGE = (ROOT / "docs" / "workerd.md").read_text(encoding="utf-8")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def ask_wrangler(*words: str | Path) -> str:
