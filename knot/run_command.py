@@ -104,7 +104,11 @@ def _run_to_end(main: Coroutine[Any, Any, int]) -> int:
 
 @contextlib.asynccontextmanager
 async def _cluster(
-    knot: Path, arguments: argparse.Namespace, data: Path, secret: str | None = None
+    knot: Path,
+    arguments: argparse.Namespace,
+    data: Path,
+    secret: str | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[LocalCluster]:
     from emulator.errors import EmulatorError
     from emulator.local import local_cluster
@@ -119,6 +123,7 @@ async def _cluster(
             engine=arguments.engine,
             variables={"RESIDENCY": arguments.residency, **clients_keys()},
             secret=secret,
+            log=log,
         ) as cluster:
             yield cluster
     except (EmulatorError, PeerLost) as error:
@@ -140,7 +145,8 @@ async def _asked(knot: Path, arguments: argparse.Namespace, data: Path) -> Async
     from protocol.ports import PeerLost
 
     if arguments.runtime == "emulator":
-        async with _cluster(knot, arguments, data) as local:
+        # What goes wrong is said by the answer; the cluster's log is for those who leave one open.
+        async with _cluster(knot, arguments, data, log=lambda line: None) as local:
 
             async def peak() -> int:
                 return local.peak_isolate_bytes()
