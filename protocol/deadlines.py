@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from protocol.ports import Background
+from protocol.timers import call_later
 
 T = TypeVar("T")
 
@@ -22,13 +23,18 @@ async def within(seconds: float, coroutine: Coroutine[Any, Any, T], what: str, b
     hold up a whole isolate on Workers.
     """
     task = asyncio.ensure_future(coroutine)
+    over = asyncio.get_running_loop().create_future()
+    timer = call_later(seconds, lambda: over.done() or over.set_result(None))
     try:
-        done, _ = await asyncio.wait([task], timeout=seconds)
+        await asyncio.wait([task, over], return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         task.cancel()
         background(_drain(task))
         raise
-    if done:
+    finally:
+        timer.cancel()
+        over.cancel()
+    if task.done():
         return task.result()
     task.cancel()
     background(_drain(task))

@@ -20,6 +20,7 @@ from typing import Final
 
 from protocol.pieces import TILE_ROWS
 from protocol.ports import Clock
+from protocol.timers import Timer, call_later
 
 # How many times as long a writer's step may take while prompts of others are read.
 GAP: Final = 4
@@ -50,8 +51,8 @@ class Group:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     some_back: bool = False
     over: bool = False
-    giving_up: asyncio.TimerHandle | None = None
-    late: asyncio.TimerHandle | None = None
+    giving_up: Timer | None = None
+    late: Timer | None = None
 
     async def together(self) -> None:
         """Waits until every member has come as far, or has left, or has taken too long."""
@@ -60,7 +61,7 @@ class Group:
         if self.ready.is_set():
             return
         if self.late is None:
-            self.late = asyncio.get_running_loop().call_later(self.patience, self.ready.set)
+            self.late = call_later(self.patience, self.ready.set)
         # Nothing stands between the event and those who wait: they wake in one turn of the event loop, so
         # that their steps get into one frame.
         await self.ready.wait()
@@ -105,7 +106,7 @@ class Rounds:
         self._late: set[str] = set()
         self._queue: list[_Waiting] = []
         self._under_way: list[Group] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._seconds = 0.0
         self._row_seconds = 0.0
         self.counts = RoundCounts()
@@ -184,7 +185,7 @@ class Rounds:
     def _give_up_in(self, group: Group, seconds: float) -> None:
         if group.giving_up is not None:
             group.giving_up.cancel()
-        group.giving_up = asyncio.get_running_loop().call_later(seconds, self._give_up, group)
+        group.giving_up = call_later(seconds, lambda: self._give_up(group))
 
     def _give_up(self, group: Group) -> None:
         """Whoever of a group is not back by now is waited for no longer."""
@@ -219,8 +220,7 @@ class Rounds:
             writers = sum(waiting.name in self._writers for waiting in self._queue)
             if writers < most and self._coming():
                 if self._timer is None:
-                    loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(self.patience(), self._waited)
+                    self._timer = call_later(self.patience(), self._waited)
                 return
             self._go(most)
         if not self._queue and self._timer is not None:
