@@ -20,7 +20,7 @@ from knot.quants import ENGINE_TYPES, QUANTS
 PRODUCT_TOLERANCE = 5e-7
 # Types that are multiplied as integers: activations are multiples of a 32512th of the largest of their 32.
 CODED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-BATCHES = (1, 7, 32, 65)
+BATCHES = (1, 7, 32, 65, 512)
 
 
 def dequantised(kind: str, name: str, blocks: np.ndarray) -> np.ndarray:
