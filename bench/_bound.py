@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: `python -m bench._bound FOLDER MODEL.gguf PROMPT DECODE`.
+"""llama.cpp through llama-cpp-python: `python -m bench._bound FOLDER MODEL.gguf PROMPT DECODE THREADS`.
 
 It is a process of its own, since two versions of llama.cpp in one process take each other's functions.
 """
@@ -16,8 +16,8 @@ def nothing(level: int, text: bytes, data: Any) -> None:
     """Takes a line of a log."""
 
 
-def main(folder: str, path: str, prompt: int, decode: int) -> None:
-    """Prints seconds on the processor, one thread."""
+def main(folder: str, path: str, prompt: int, decode: int, threads: int) -> None:
+    """Prints seconds: on the processor for one thread, on the wall for more."""
     sys.path.insert(0, folder)
     api: Any = __import__("llama_cpp")
     api.llama_backend_init()
@@ -26,7 +26,7 @@ def main(folder: str, path: str, prompt: int, decode: int) -> None:
     model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
     parameters = api.llama_context_default_params()
     parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = 512
-    parameters.n_threads = parameters.n_threads_batch = 1
+    parameters.n_threads = parameters.n_threads_batch = threads
     context = api.llama_init_from_model(model, parameters)
     seconds = Seconds()
 
@@ -44,8 +44,8 @@ def main(folder: str, path: str, prompt: int, decode: int) -> None:
     for i in range(decode):
         with seconds.of("decode"):
             feed([ids[i]])
-    print(json.dumps(seconds.processor))
+    print(json.dumps(seconds.processor if threads == 1 else seconds.wall))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]))

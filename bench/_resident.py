@@ -152,6 +152,12 @@ class Resident:
         self._head_hidden = self.shard.arena_at + -(-data.size // 64) * 64
         shard.load(self._head.at, data, self._file_offset(self._model.head))
 
+    def threads(self, number: int) -> None:
+        """Lets products use several threads; a replay in V8 has one."""
+        if number > 1:
+            for engine in (self.station, self.shard):
+                engine.host.call("engine_threads", number)
+
     def session(self, name: str, ids: Sequence[int], decode: int, *, warm: bool = False) -> int:
         """A prompt in one batch, then `decode` tokens one by one; returns the last one's best id."""
         station = self.station

@@ -2,7 +2,8 @@
 
 A prompt in one batch, then tokens one by one, each with the whole head. Speeds are by time on the processor,
 since machines are shared; medians of a few turns, in which everybody takes part. wllama and a V8 that runs
-relaxed SIMD come from pinned packages.
+relaxed SIMD come from pinned packages. With `--threads 2` native and llama.cpp are compared by the wall's
+clock, which needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (128)")
     parser.add_argument("--decode", type=int, default=16, help="tokens after it (16)")
     parser.add_argument("--turns", type=int, default=3, help="turns (3)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="more than one: native and llama.cpp alone, by the wall's clock",
+    )
     parser.add_argument("--without", nargs="*", default=[], help="who stays out: wllama, llama.cpp, simd128")
     parser.add_argument(
         "--llama-cpp",
@@ -50,12 +57,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "prompt": arguments.prompt,
         "decode": arguments.decode,
+        "threads": arguments.threads,
         "models": {key: measure(key, arguments) for key in arguments.models},
     }
 
 
 def measure(key: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One model's speeds, tokens a second of processor time."""
+    """One model's speeds, tokens a second of processor time, or of the wall's with more than one thread."""
+    threads, together = arguments.threads, arguments.threads > 1
     path = model_file(key)
     prompt, decode = arguments.prompt, arguments.decode
     contestants: dict[str, Callable[[], Found]] = {}
@@ -66,23 +75,24 @@ def measure(key: str, arguments: argparse.Namespace) -> dict[str, Any]:
     def native() -> Found:
         resident.seconds = Seconds()
         resident.session("", ids, decode)
-        return resident.seconds.processor
+        return resident.seconds.wall if together else resident.seconds.processor
 
+    resident.threads(threads)
     native()
     log = list(resident.log)
     contestants["native"] = native
     for name, module in OURS.items():
-        if name.removeprefix("V8 ") not in arguments.without:
+        if not together and name.removeprefix("V8 ") not in arguments.without:
             contestants[name] = lambda module=module: replayed(node(), ROOT / "build" / module, path, log)[
                 "processor"
             ]
-    if "wllama" not in arguments.without:
+    if not together and "wllama" not in arguments.without:
         contestants["wllama"] = lambda: wllama(path, prompt, decode)
     if "llama.cpp" not in arguments.without:
-        server = LlamaServer(path, ids, decode)
+        server = LlamaServer(path, ids, decode, threads)
         contestants["llama.cpp"] = server.turn
     if arguments.llama_cpp:
-        contestants["llama.cpp here"] = lambda: bound(arguments.llama_cpp, path, prompt, decode)
+        contestants["llama.cpp here"] = lambda: bound(arguments.llama_cpp, path, prompt, decode, threads)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     for turn in range(arguments.turns):
         for name, once in contestants.items():
@@ -142,28 +152,28 @@ def wllama(path: Path, prompt: int, decode: int) -> Found:
     return json.loads(done.stdout.splitlines()[-1])["processor"]
 
 
-def bound(folder: Path, path: Path, prompt: int, decode: int) -> Found:
+def bound(folder: Path, path: Path, prompt: int, decode: int, threads: int) -> Found:
     """Seconds of the llama.cpp that llama-cpp-python in `folder` finds, in a process without another."""
-    words = [sys.executable, "-m", "bench._bound", folder, path, str(prompt), str(decode)]
+    words = [sys.executable, "-m", "bench._bound", folder, path, str(prompt), str(decode), str(threads)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 class LlamaServer:
-    """llama.cpp as the package `xllamacpp` brings it: AVX2, one thread, behind its server in this process."""
+    """llama.cpp as the package `xllamacpp` brings it: AVX2, behind its server in this process."""
 
-    def __init__(self, path: Path, ids: Sequence[int], decode: int):
+    def __init__(self, path: Path, ids: Sequence[int], decode: int, threads: int):
         xllamacpp: Any = __import__("xllamacpp")
         parameters = xllamacpp.CommonParams()
         parameters.model.path = str(path)
         parameters.n_ctx = 512
         parameters.warmup = True
         parameters.verbosity = -1
-        parameters.cpuparams.n_threads = 1
-        parameters.cpuparams_batch.n_threads = 1
+        parameters.cpuparams.n_threads = threads
+        parameters.cpuparams_batch.n_threads = threads
         parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._server = xllamacpp.Server(parameters)
-        self._ids, self._decode = list(ids), decode
+        self._ids, self._decode, self._threads = list(ids), decode, threads
         self.turn()
 
     def turn(self) -> Found:
@@ -174,7 +184,9 @@ class LlamaServer:
             with seconds.of("all"):
                 reply = client.post("/completion", json={**asked, "ignore_eos": True})
             timings = reply.raise_for_status().json()["timings"]
-        share = min(1.0, seconds.processor["all"][0] / seconds.wall["all"][0])
+        share = 1.0
+        if self._threads == 1:
+            share = min(1.0, seconds.processor["all"][0] / seconds.wall["all"][0])
         return {
             "prefill": [timings["prompt_ms"] / 1e3 * share],
             "decode": [timings["predicted_per_token_ms"] / 1e3 * share],
