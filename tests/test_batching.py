@@ -143,8 +143,10 @@ def test_eight_of_different_lengths_with_leavers_and_a_late_long_prompt_give_wha
         for number, found in enumerate(beside):
             assert found == expected[number][: LEAVERS.get(number, len(expected[number]))], number
         assert max(len(batch) for batch in batches) >= (4 if residency == "fluid" else 2)
-        together = [batch for batch in batches if len({phase for _, phase, _ in batch}) == 2]
-        assert together, "prompts were read in passes in which others wrote"
+        if residency == "fluid":
+            # Where nothing is read, a pass waits for nobody, and who meets in it is chance.
+            together = [batch for batch in batches if len({phase for _, phase, _ in batch}) == 2]
+            assert together, "prompts were read in passes in which others wrote"
 
     case(body, RESIDENCY=residency, PREFIX_CACHE="off")
 

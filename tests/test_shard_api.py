@@ -189,5 +189,5 @@ def test_what_does_not_fit_is_refused_at_boot_with_the_figures() -> None:
     async def main() -> None:
         await shard_on(PATH, ENGINE_BYTES=str(1 << 20), KEPT_LOGITS_BYTES=str(1 << 20))
 
-    with pytest.raises(OverBudgetError, match=r"ids \[0, 300\) needs \d+ bytes for \d+ slices .* is 1048576"):
+    with pytest.raises(OverBudgetError, match=r"ids \[0, 300\) needs 1\.\d MB for \d+ slices .* is 1\.0 MB"):
         run(main())

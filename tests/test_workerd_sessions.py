@@ -24,6 +24,8 @@ TURN_CALLS = 1000
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     variables = {"TURN_CALLS": str(TURN_CALLS), "TURN_SECONDS": "2", "MAX_GENERATED_TOKENS": "4096"}
+    # Few places, so that a flood finds them taken on a fast machine too.
+    variables |= {"MAX_SESSIONS": "4", "MAX_QUEUE": "4"}
     knot = knot_of("qwen2", context=4096)
     found = Running(knot, tmp_path_factory.mktemp("workerd"), stations=2, shards=2, variables=variables)
     yield found
