@@ -47,7 +47,7 @@ class LayerWarden(DurableObject):
 
 def isolate_budget(settings: Settings, budgets: dict[int, IsolateBudget]) -> IsolateBudget:
     """The one budget of an isolate, made when the first warden starts."""
-    limit = settings.integer("MEMORY_BUDGET_BYTES", 0, 1 << 40, 32 * MIB)
+    limit = settings.integer("MEMORY_BUDGET_BYTES", 0, 1 << 40, 16 * MIB)
     if not budgets:
         budgets[limit] = IsolateBudget(limit, boundary.clock, boundary.held)
     return next(iter(budgets.values()))

@@ -14,8 +14,8 @@ from reference import Model, Reference
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 PROMPT = [750, 282, 579, 263, 580, 66, 72, 1445, 1648]
 ANSWER = [1491, 1745, 832, 1436, 924, 89, 5, 1453]
-# Of logits up to 12, over four layers; measured 5e-6.
-LOGIT_TOLERANCE = 3e-5
+# Of logits up to 12, over four layers, with activations of 16 bits; measured 6.6e-4.
+LOGIT_TOLERANCE = 3e-3
 
 pytestmark = [
     pytest.mark.shared,
