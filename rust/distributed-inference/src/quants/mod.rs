@@ -213,7 +213,30 @@ const OTHER_NAMES: [(u32, &str); 13] = [
 /// The half-precision number at `at`, exactly.
 #[inline(always)]
 fn half(block: &[u8], at: usize) -> f32 {
-    from_half(u16::from_le_bytes([block[at], block[at + 1]]))
+    from_half(half_bits(block, at))
+}
+
+/// The bits of the half-precision number at `at`.
+#[inline(always)]
+fn half_bits(block: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([block[at], block[at + 1]])
+}
+
+/// Codes of four bits: the low nibbles of sixteen bytes are elements 0..16, the high ones 16..32.
+#[inline(always)]
+fn nibbles(bytes: &[u8], out: &mut [u8]) {
+    for (i, byte) in bytes.iter().enumerate() {
+        (out[i], out[i + 16]) = (byte & 15, byte >> 4);
+    }
+}
+
+/// Codes of five bits: [`nibbles`], and bit i of the 32 bits `fifth` on top of element i.
+#[inline(always)]
+fn five_bits(fifth: &[u8], bytes: &[u8], out: &mut [u8]) {
+    nibbles(bytes, out);
+    for (i, code) in out.iter_mut().enumerate() {
+        *code |= (fifth[i / 8] >> (i % 8) & 1) << 4;
+    }
 }
 
 /// The value of a half-precision number, exactly.

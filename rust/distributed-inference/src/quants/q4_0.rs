@@ -10,7 +10,7 @@
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use super::{Block, Codes, half};
+use super::{Block, Codes, half, half_bits, nibbles};
 
 pub struct Q4_0;
 
@@ -36,13 +36,11 @@ impl Codes for Q4_0 {
 
     #[inline(always)]
     fn halves(block: &[u8]) -> [u16; 2] {
-        [u16::from_le_bytes([block[0], block[1]]), 0]
+        [half_bits(block, 0), 0]
     }
 
     fn codes(block: &[u8], out: &mut [u8]) {
-        for (i, byte) in block[2..18].iter().enumerate() {
-            (out[i], out[i + 16]) = (byte & 15, byte >> 4);
-        }
+        nibbles(&block[2..18], out);
     }
 
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

@@ -11,7 +11,7 @@
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use super::{Block, Codes, half};
+use super::{Block, Codes, half, half_bits, nibbles};
 
 pub struct Q4_1;
 
@@ -37,13 +37,11 @@ impl Codes for Q4_1 {
 
     #[inline(always)]
     fn halves(block: &[u8]) -> [u16; 2] {
-        [u16::from_le_bytes([block[0], block[1]]), u16::from_le_bytes([block[2], block[3]])]
+        [half_bits(block, 0), half_bits(block, 2)]
     }
 
     fn codes(block: &[u8], out: &mut [u8]) {
-        for (i, byte) in block[4..20].iter().enumerate() {
-            (out[i], out[i + 16]) = (byte & 15, byte >> 4);
-        }
+        nibbles(&block[4..20], out);
     }
 
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

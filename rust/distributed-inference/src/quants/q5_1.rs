@@ -12,7 +12,7 @@
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use super::{Block, Codes, half};
+use super::{Block, Codes, five_bits, half, half_bits};
 
 pub struct Q5_1;
 
@@ -40,15 +40,11 @@ impl Codes for Q5_1 {
 
     #[inline(always)]
     fn halves(block: &[u8]) -> [u16; 2] {
-        [u16::from_le_bytes([block[0], block[1]]), u16::from_le_bytes([block[2], block[3]])]
+        [half_bits(block, 0), half_bits(block, 2)]
     }
 
     fn codes(block: &[u8], out: &mut [u8]) {
-        let fifth = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
-        for (i, byte) in block[8..24].iter().enumerate() {
-            out[i] = byte & 15 | ((fifth >> i & 1) << 4) as u8;
-            out[i + 16] = byte >> 4 | ((fifth >> (i + 16) & 1) << 4) as u8;
-        }
+        five_bits(&block[4..8], &block[8..24], out);
     }
 
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

@@ -13,7 +13,7 @@
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use super::{Block, Codes, Subs, half, scales_and_mins};
+use super::{Block, Codes, Subs, half, half_bits, scales_and_mins};
 
 pub struct Q5K;
 
@@ -46,7 +46,7 @@ impl Codes for Q5K {
 
     #[inline(always)]
     fn halves(block: &[u8]) -> [u16; 2] {
-        [u16::from_le_bytes([block[0], block[1]]), u16::from_le_bytes([block[2], block[3]])]
+        [half_bits(block, 0), half_bits(block, 2)]
     }
 
     #[inline(always)]

@@ -16,7 +16,7 @@
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use super::{Block, Codes, Subs, half};
+use super::{Block, Codes, Subs, half, half_bits};
 
 pub struct Q6K;
 
@@ -56,7 +56,7 @@ impl Codes for Q6K {
 
     #[inline(always)]
     fn halves(block: &[u8]) -> [u16; 2] {
-        [u16::from_le_bytes([block[208], block[209]]), 0]
+        [half_bits(block, 208), 0]
     }
 
     #[inline(always)]

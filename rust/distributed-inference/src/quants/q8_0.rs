@@ -10,7 +10,7 @@
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use super::{Block, Codes, half};
+use super::{Block, Codes, half, half_bits};
 
 pub struct Q8_0;
 
@@ -34,7 +34,7 @@ impl Codes for Q8_0 {
 
     #[inline(always)]
     fn halves(block: &[u8]) -> [u16; 2] {
-        [u16::from_le_bytes([block[0], block[1]]), 0]
+        [half_bits(block, 0), 0]
     }
 
     fn codes(block: &[u8], out: &mut [u8]) {
