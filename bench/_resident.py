@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench._oracles import stored_model
+from bench._oracles import stored_model, tests_module
 from bench._seconds import Seconds
 from engine.client import (
     RopeType,
@@ -32,23 +32,11 @@ from engine.native import NativeEngine
 
 LIMIT: Final = 2**31 - 1
 ROOT: Final = Path(__file__).resolve().parent.parent
-VECTORS: Final = {
-    Vector.ATTN_NORM: "attn_norm.weight",
-    Vector.FFN_NORM: "ffn_norm.weight",
-    Vector.Q_BIAS: "attn_q.bias",
-    Vector.K_BIAS: "attn_k.bias",
-    Vector.V_BIAS: "attn_v.bias",
-    Vector.Q_NORM: "attn_q_norm.weight",
-    Vector.K_NORM: "attn_k_norm.weight",
-}
-TENSORS: Final = {
-    Tensor.Q: "attn_q",
-    Tensor.K: "attn_k",
-    Tensor.V: "attn_v",
-    Tensor.O: "attn_output",
-    Tensor.GATE: "ffn_gate",
-    Tensor.UP: "ffn_up",
-    Tensor.DOWN: "ffn_down",
+# The tests' tables of a layer's tensors.
+_TABLES: Final = tests_module("engine_support")
+VECTORS: Final[dict[Vector, str]] = _TABLES.LAYER_VECTORS
+TENSORS: Final[dict[Tensor, str]] = {
+    tensor: name for phase in _TABLES.PHASES.values() for tensor, name in phase.items()
 }
 
 

@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 from unittest import mock
 
 import numpy as np
+from engine_support import make_host
 from reference import Model, Reference
 from synth import make_tiny_knot
 
 import knot.header
 from knot.header import KnotHeader
 from knot.reader import load_header
+from knot.tokenizer import Tokenizer
 
 T = TypeVar("T")
 _FOLDER = tempfile.TemporaryDirectory(prefix="tiny-knots-")
@@ -52,6 +54,14 @@ def grouped(arch: str = "qwen2") -> Path:
 def header_of(path: Path) -> KnotHeader:
     """A knot's header."""
     return load_header(path)
+
+
+def tokenizer_of(path: Path) -> Tokenizer:
+    """A tokenizer of its own from what a knot carries."""
+    section = header_of(path).tokenizer
+    assert section is not None
+    at = header_of(path).file_offset(section.offset)
+    return Tokenizer(make_host("native", 8 << 20), path.read_bytes()[at : at + section.length])
 
 
 @functools.cache

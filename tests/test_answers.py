@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from core_support import header_of, knot_of
-from engine_support import make_host
+from core_support import knot_of, tokenizer_of
 
 from answers import Answer, ChatAnswer, CompletionAnswer, Delta, Head, Token, Written, event, usage
 from choosing import Scored
@@ -20,11 +19,7 @@ HEAD = Head("id-1", 1700000000, "tiny", "fp_1")
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    path = knot_of()
-    section = header_of(path).tokenizer
-    assert section is not None
-    at = header_of(path).file_offset(section.offset)
-    return Tokenizer(make_host("native", 8 << 20), path.read_bytes()[at : at + section.length])
+    return tokenizer_of(knot_of())
 
 
 def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:

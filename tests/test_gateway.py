@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from core_support import greedy, grouped, knot_of, run
-from fake_cluster import SECRET, FakeCluster, fake_cluster
+from api_support import ask, case
+from core_support import greedy, knot_of
+from fake_cluster import SECRET, FakeCluster
 from generation_support import COUNT, EXPECTED, PROMPT
-from station_support import inline
 from synth import make_tiny_knot
 
 import answering
 from generation import Limits
-from protocol.calls import Call, Reply
-
-PATH = grouped()
+from protocol.calls import Call
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "Limits", functools.partial(Limits, pause=0))
-
-
-def case(body: Callable[[FakeCluster], Coroutine[Any, Any, None]], path: Any = PATH, **more: Any) -> None:
-    async def main() -> None:
-        async with fake_cluster(path, host=inline, wardens=False, **more) as cluster:
-            await body(cluster)
-            await cluster.background.drain()
-            cluster.at_rest()
-
-    run(main())
-
-
-async def ask(cluster: FakeCluster, method: str, path: str, body: bytes = b"", key: str = SECRET) -> Reply:
-    return await cluster.gateway.answer(Call(method, path, body, {"authorization": f"Bearer {key}"}))
 
 
 def events(answer: dict[str, Any]) -> list[Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from core_support import header_of, knot_of
-from engine_support import make_host
+from core_support import knot_of, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,11 +132,7 @@ def test_an_id_without_text_is_settled_with_the_text_after_it_or_at_the_end() ->
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    path = knot_of()
-    section = header_of(path).tokenizer
-    assert section is not None
-    at = header_of(path).file_offset(section.offset)
-    return Tokenizer(make_host("native", 8 << 20), path.read_bytes()[at : at + section.length])
+    return tokenizer_of(knot_of())
 
 
 def test_half_a_character_is_held_back_until_it_is_whole(tokenizer: Tokenizer) -> None:

@@ -22,6 +22,29 @@ class View:
     def view(self, offset, length):
         return memoryview(self.memory)[offset : offset + length]
 
+    def read(self, offset, length):
+        return bytes(self.view(offset, length))
+
+
+async def in_order(inflow, host):
+    """Reads and pours 10,240 bytes by turns, asks for more than are left, and cancels twice."""
+    found = bytearray()
+    for piece in (100, 0, 1000, 9000):
+        if piece == 1000:
+            await inflow.pour(host, 50, piece)
+            found += host.read(50, piece)
+        else:
+            found += await inflow.read(piece)
+    errors = []
+    for _ in range(2):
+        try:
+            await inflow.read(141)
+        except ShortBody as error:
+            errors.append(type(error).__name__)
+    await inflow.cancel()
+    await inflow.cancel()
+    return json_reply([inflow.length, bytes(found) == (bytes(range(256)) * 40)[:10100], *errors])
+
 
 class Plain:
     """One without."""
@@ -121,23 +144,7 @@ class Default(WorkerEntrypoint):
 
     async def inflow_order(self, call):
         inflow = await boundary.blobs(self.env.BUCKET).open(call.query, 0, 10240)
-        host = View(10240)
-        found = bytearray()
-        for piece in (100, 0, 1000, 9000):
-            if piece == 1000:
-                await inflow.pour(host, 50, piece)
-                found += host.memory[50 : 50 + piece]
-            else:
-                found += await inflow.read(piece)
-        errors = []
-        for _ in range(2):
-            try:
-                await inflow.read(141)
-            except ShortBody as error:
-                errors.append(type(error).__name__)
-        await inflow.cancel()
-        await inflow.cancel()
-        return json_reply([inflow.length, bytes(found) == (bytes(range(256)) * 40)[:10100], *errors])
+        return await in_order(inflow, View(10240))
 
     async def inflow_into(self, call):
         key, kind = call.query.split(",")

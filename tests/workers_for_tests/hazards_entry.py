@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 
 import boundary_entry
-from boundary_entry import cancelled
+from boundary_entry import cancelled, in_order
 
 import boundary
 from protocol.calls import Call, Reply, ShortBody, json_reply
@@ -101,22 +101,7 @@ class Default(boundary_entry.Default):
 
     async def engine_order(self, call):
         host, inflow = await self._opened(call.query, 10240)
-        found = bytearray()
-        for piece in (100, 0, 1000, 9000):
-            if piece == 1000:
-                await inflow.pour(host, 50, piece)
-                found += host.read(50, piece)
-            else:
-                found += await inflow.read(piece)
-        errors = []
-        for _ in range(2):
-            try:
-                await inflow.read(141)
-            except ShortBody as error:
-                errors.append(type(error).__name__)
-        await inflow.cancel()
-        await inflow.cancel()
-        return json_reply([inflow.length, bytes(found) == (bytes(range(256)) * 40)[:10100], *errors])
+        return await in_order(inflow, host)
 
     async def engine_pour(self, call):
         key, length = call.query.split(",")
