@@ -19,6 +19,7 @@ import numpy as np
 from bench._oracles import stored_model, tests_module
 from bench._seconds import Seconds
 from engine.client import (
+    KV_PAGE_TOKENS,
     RopeType,
     ShardConfig,
     ShardEngine,
@@ -108,7 +109,7 @@ class Resident:
                 output_norm=True,
                 max_rows=rows,
                 max_sessions=2,
-                kv_pages=2 * (-(-tokens // 16) + 1),
+                kv_pages=2 * (-(-tokens // KV_PAGE_TOKENS) + 1),
                 arena_bytes=self.layer_bytes + 64 * len(names) + 64,
             )
         )

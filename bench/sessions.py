@@ -28,6 +28,7 @@ from bench._tables import say, table
 from bench.synthetic import SHAPES, write_synthetic_knot
 from emulator.limits import Limits
 from emulator.local import local_cluster
+from engine.values import KV_PAGE_TOKENS
 from knot.header import KnotHeader
 from knot.paths import resolve_model
 from knot.reader import load_header
@@ -202,7 +203,7 @@ def _prompt(header: KnotHeader, length: int, number: int) -> list[int]:
 
 def _kv_bytes(header: KnotHeader, stations: int, tokens: int) -> int:
     layers = -(-header.config.num_layers // stations)
-    return -(-tokens // 16) * 16 * layers * 2 * header.config.kv_dim * 4
+    return -(-tokens // KV_PAGE_TOKENS) * KV_PAGE_TOKENS * layers * 2 * header.config.kv_dim * 4
 
 
 async def _one_process(

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from engine.budget import MIB, Budget, engine_memory
 from protocol.ports import Clock
+from protocol.settings import Settings
 
 # What a warden's isolate holds besides what is kept: an engine that checks rows, and bodies that pass.
 ENGINE_BYTES: Final = 4 * MIB
@@ -29,6 +30,14 @@ def warden_budget() -> Budget:
 
 
 MOST_KEPT: Final = warden_budget().room() // MIB * MIB
+
+
+def most_kept(settings: Settings) -> int:
+    """Bytes that an isolate of wardens may keep, as MEMORY_BUDGET_BYTES says, within what it has.
+
+    Raises `SettingsError`.
+    """
+    return min(settings.integer("MEMORY_BUDGET_BYTES", 0, 1 << 40, MOST_KEPT), MOST_KEPT)
 
 
 class Keeper(Protocol):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import boundary
-from durable_objects.budget import IsolateBudget
+from durable_objects.budget import IsolateBudget, most_kept
 from durable_objects.front import unavailable, warden_answer
 from durable_objects.layer_cache import POLICIES, LayerCache
 from durable_objects.layer_warden_api import LayerWardenApi
 from knot.bucket import BucketKnot
-from protocol.settings import MIB, Settings, SettingsError
+from protocol.settings import Settings, SettingsError
 from workers import DurableObject, Request, Response
 
 # All wardens of this Worker live in one isolate, and share what it may keep.
@@ -47,7 +47,7 @@ class LayerWarden(DurableObject):
 
 def isolate_budget(settings: Settings, budgets: dict[int, IsolateBudget]) -> IsolateBudget:
     """The one budget of an isolate, made when the first warden starts."""
-    limit = settings.integer("MEMORY_BUDGET_BYTES", 0, 1 << 40, 16 * MIB)
+    limit = most_kept(settings)
     if not budgets:
         budgets[limit] = IsolateBudget(limit, boundary.clock, boundary.held)
     return next(iter(budgets.values()))

@@ -11,7 +11,8 @@ from core_support import run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from admission import PAGE, STRIDE, Admission, MadeRoom, Place, Pool
+from admission import STRIDE, Admission, MadeRoom, Place, Pool
+from engine.values import KV_PAGE_TOKENS
 from protocol.steps import Refusal, RefusalKind
 
 
@@ -82,19 +83,19 @@ def test_those_who_wait_are_served_in_the_order_they_came() -> None:
 
 def test_when_room_runs_out_the_last_one_makes_it_and_comes_back_before_new_ones() -> None:
     async def main() -> None:
-        admission = Admission(sessions=3, waiting=3, tokens=2 * STRIDE + 2 * PAGE)
-        old, young = (admission.enter(1, PAGE, 1000)[0] for _ in range(2))
-        [new] = admission.enter(1, PAGE, 1000)
+        admission = Admission(sessions=3, waiting=3, tokens=2 * STRIDE + 2 * KV_PAGE_TOKENS)
+        old, young = (admission.enter(1, KV_PAGE_TOKENS, 1000)[0] for _ in range(2))
+        [new] = admission.enter(1, KV_PAGE_TOKENS, 1000)
         assert [place.served for place in (old, young, new)] == [True, True, False]
-        growing = asyncio.ensure_future(old.hold(STRIDE + 2 * PAGE))
+        growing = asyncio.ensure_future(old.hold(STRIDE + 2 * KV_PAGE_TOKENS))
         await asyncio.sleep(0)
         assert young.to_make_room
         assert not growing.done()
         with pytest.raises(MadeRoom):
-            await young.hold(PAGE + 1)
+            await young.hold(KV_PAGE_TOKENS + 1)
         young.pause()
         await growing
-        assert old.reserved >= STRIDE + 2 * PAGE
+        assert old.reserved >= STRIDE + 2 * KV_PAGE_TOKENS
         assert not young.served
         old.leave()
         await young.admitted()
@@ -121,7 +122,7 @@ def test_the_first_one_is_never_asked_to_make_room_so_somebody_always_gets_on() 
                 await place.admitted()
                 try:
                     while written < 2 * STRIDE:
-                        await place.hold(PAGE + written + 1)
+                        await place.hold(KV_PAGE_TOKENS + written + 1)
                         written += 1
                         await asyncio.sleep(0)
                 except MadeRoom:
@@ -129,7 +130,7 @@ def test_the_first_one_is_never_asked_to_make_room_so_somebody_always_gets_on() 
             place.leave()
             ends.append(number)
 
-        places = [admission.enter(1, PAGE, 2 * STRIDE)[0] for _ in range(6)]
+        places = [admission.enter(1, KV_PAGE_TOKENS, 2 * STRIDE)[0] for _ in range(6)]
         await asyncio.gather(*(one(number, place) for number, place in enumerate(places)))
         assert sorted(ends) == list(range(6))
         assert ends[0] == 0
@@ -143,7 +144,7 @@ def test_the_first_one_is_never_asked_to_make_room_so_somebody_always_gets_on() 
 def test_whoever_comes_goes_or_leaves_midway_nothing_is_held_in_the_end(data: st.DataObject) -> None:
     async def main() -> None:
         sessions, waiting = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 3))
-        admission = Admission(sessions, waiting, tokens=data.draw(st.integers(3, 30)) * PAGE)
+        admission = Admission(sessions, waiting, tokens=data.draw(st.integers(3, 30)) * KV_PAGE_TOKENS)
 
         async def one(place: Place, tokens: int) -> None:
             try:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from durable_objects.budget import MOST_KEPT
-from engine.budget import MIB
+from durable_objects.budget import most_kept
 from engine.fit import ShardMemory, StationMemory
 from knot.header import KnotHeader
 from knot.plan.parts import PartPlan, Station, plan_gateway, plan_shard, plan_station
@@ -123,5 +122,5 @@ def plan_cluster(
 
 
 def _wardens(stations: Sequence[Station], env: Settings) -> tuple[PassReads, ...]:
-    room = min(env.integer("MEMORY_BUDGET_BYTES", 0, 1 << 40, 32 * MIB), MOST_KEPT)
+    room = most_kept(env)
     return tuple(warden_reads([(found.units, found.arena) for found in stations], room))

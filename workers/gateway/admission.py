@@ -14,11 +14,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Final
 
+from engine.values import KV_PAGE_TOKENS
 from protocol.steps import Refusal, RefusalKind
 
-PAGE: Final = 16
 # Tokens that a session gets room for at a time.
-STRIDE: Final = 4 * PAGE
+STRIDE: Final = 4 * KV_PAGE_TOKENS
 BUSY_MS: Final = 1000
 
 
@@ -239,4 +239,4 @@ class Pool:
 
 def _pages(tokens: int) -> int:
     """Tokens that whole pages have room for."""
-    return -(-tokens // PAGE) * PAGE
+    return -(-tokens // KV_PAGE_TOKENS) * KV_PAGE_TOKENS

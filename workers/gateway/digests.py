@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import Final
 
+from engine.values import KV_PAGE_TOKENS
 from protocol.steps import DIGEST_BYTES
-
-PAGE: Final = 16
 
 
 def page_digests(model: str, tokens: Sequence[int]) -> tuple[bytes, ...]:
@@ -20,8 +18,8 @@ def page_digests(model: str, tokens: Sequence[int]) -> tuple[bytes, ...]:
     """
     found: list[bytes] = []
     last = hashlib.blake2b(model.encode(), digest_size=DIGEST_BYTES).digest()
-    for start in range(0, len(tokens) - PAGE + 1, PAGE):
-        page = struct.pack(f"<{PAGE}i", *tokens[start : start + PAGE])
+    for start in range(0, len(tokens) - KV_PAGE_TOKENS + 1, KV_PAGE_TOKENS):
+        page = struct.pack(f"<{KV_PAGE_TOKENS}i", *tokens[start : start + KV_PAGE_TOKENS])
         last = hashlib.blake2b(last + page, digest_size=DIGEST_BYTES).digest()
         found.append(last)
     return tuple(found)

@@ -19,6 +19,7 @@ from admission import MadeRoom, Place
 from choosing import Chooser, Scored
 from digests import page_digests
 from embedding import Degradation, embed
+from engine.values import KV_PAGE_TOKENS
 from hops import Known, LayerHop, Ticket
 from lifecycle import Begun, Event, Found, Freed, Left, Life, Lost, Preempted, Stage, Stopped, Wrote, apply
 from patience import Limits, Patience
@@ -308,7 +309,7 @@ class Generation:
         if not digests:
             return 0
         ticket, known = self._ticket(), Known(digests, claims=not self._allow_degraded)
-        most = 16 * len(digests)
+        most = KV_PAGE_TOKENS * len(digests)
         found = await together(
             self._patience(lambda s=station: s.open(ticket, known, most)) for station in self._route.stations
         )
