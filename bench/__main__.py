@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import bench
+from knot.errors import KnotError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,17 @@ def main(words: Sequence[str] | None = None) -> int:
         one.add_arguments(own)
     names.add_parser("all", help="the quick form of each that has one")
     arguments = parser.parse_args(words)
-    if arguments.name == "all":
-        found: dict[str, Any] = {}
-        for one in named.values():
-            if one.quick is not None:
-                found[one.name] = one.run(parser.parse_args([one.name, *one.quick]))
-    else:
-        found = named[arguments.name].run(arguments)
+    found: dict[str, Any] = {}
+    try:
+        if arguments.name == "all":
+            for one in named.values():
+                if one.quick is not None:
+                    found[one.name] = one.run(parser.parse_args([one.name, *one.quick]))
+        else:
+            found = named[arguments.name].run(arguments)
+    except KnotError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
     sys.stderr.flush()
     print(json.dumps({"bench": arguments.name, **found}), flush=True)
     return 0

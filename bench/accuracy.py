@@ -16,6 +16,7 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
+from bench._arguments import count
 from bench._oracles import F64, encode, engine_logits, exact, model_file
 from bench._tables import say, table
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this measurement."""
     parser.add_argument("models", nargs="*", default=["smol", "q05", "q15"], help="keys (smol q05 q15)")
     parser.add_argument("--host", choices=("native", "wasm", "relaxed"), default="native")
-    parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="how many of the prompts (all)")
+    parser.add_argument("--prompts", type=count, default=len(PROMPTS), help="how many of the prompts (all)")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
+from bench._arguments import count
 from bench._ggml import Product
 from bench._oracles import random_weights
 from bench._resident import ROOT
@@ -40,7 +41,7 @@ TIMES: Final = 9
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this measurement."""
     parser.add_argument("--types", nargs="*", default=list(TYPES), help="weight types")
-    parser.add_argument("--size", type=int, default=2048, help="rows and columns (2048)")
+    parser.add_argument("--size", type=count, default=2048, help="rows and columns (2048)")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import httpx
 
+from bench._arguments import count
 from bench._oracles import model_file
 from bench._resident import ROOT, Resident, replayed
 from bench._seconds import Seconds
@@ -35,12 +36,12 @@ Found = dict[str, list[float]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this measurement."""
     parser.add_argument("models", nargs="*", default=["smol", "q05", "q15"], help="keys (smol q05 q15)")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (128)")
-    parser.add_argument("--decode", type=int, default=16, help="tokens after it (16)")
-    parser.add_argument("--turns", type=int, default=3, help="turns (3)")
+    parser.add_argument("--prompt", type=count, default=128, help="tokens of the prompt (128)")
+    parser.add_argument("--decode", type=count, default=16, help="tokens after it (16)")
+    parser.add_argument("--turns", type=count, default=3, help="turns (3)")
     parser.add_argument(
         "--threads",
-        type=int,
+        type=count,
         default=1,
         help="more than one: native and llama.cpp alone, by the wall's clock",
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from bench._arguments import count
 from bench._tables import say, table
 from emulator.local import LocalCluster, local_cluster
 from engine.blocks import RESIDENCIES
@@ -37,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the models, and how much is run."""
     parser.add_argument("models", nargs="*", default=["q05", "q15"], help="knots, GGUFs or keys (q05 q15)")
     parser.add_argument("--engine", choices=("wasm", "native"), default="wasm")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt (32)")
-    parser.add_argument("--tokens", type=int, default=9, help="tokens made after it (9)")
-    parser.add_argument("--rounds", type=int, default=2, help="measured generations of every mode (2)")
+    parser.add_argument("--prompt", type=count, default=32, help="tokens of a prompt (32)")
+    parser.add_argument("--tokens", type=count, default=9, help="tokens made after it (9)")
+    parser.add_argument("--rounds", type=count, default=2, help="measured generations of every mode (2)")
     parser.add_argument(
         "--wardens", action="store_true", help="read through LayerWardens, as clusters do by default"
     )

@@ -26,6 +26,7 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
+from bench._arguments import count
 from bench._tables import say, table
 from bench.synthetic import Shape, write_synthetic_knot
 from engine.blocks import phase_units, total_bytes
@@ -90,7 +91,7 @@ export default {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds how many rows a pass has, and how often each is timed."""
     parser.add_argument("--rows", default="1,8,32", help="rows of a pass, several of them (1,8,32)")
-    parser.add_argument("--rounds", type=int, default=7, help="passes of each kind (7)")
+    parser.add_argument("--rounds", type=count, default=7, help="passes of each kind (7)")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

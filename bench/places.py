@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from bench._arguments import count
 from bench._tables import say, table
 from bench._workerd import generate
 from bench.synthetic import SHAPES, write_synthetic_knot
@@ -26,8 +27,8 @@ QUICK: Final = ("--tokens", "2", "--times", "1")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this measurement."""
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small", help="the model's shape (small)")
-    parser.add_argument("--tokens", type=int, default=16, help="tokens of a generation (16)")
-    parser.add_argument("--times", type=int, default=5, help="generations, of which the median counts (5)")
+    parser.add_argument("--tokens", type=count, default=16, help="tokens of a generation (16)")
+    parser.add_argument("--times", type=count, default=5, help="generations, of which the median counts (5)")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from bench._arguments import count
 from bench._tables import say, table
 from bench._workerd import generate
 from bench.synthetic import Shape, write_synthetic_knot
@@ -35,8 +36,8 @@ WARM: Final = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this measurement."""
-    parser.add_argument("--layers", type=int, default=2, help="layers of the model (2)")
-    parser.add_argument("--tokens", type=int, default=8, help="passes that are measured (8)")
+    parser.add_argument("--layers", type=count, default=2, help="layers of the model (2)")
+    parser.add_argument("--tokens", type=count, default=8, help="passes that are measured (8)")
     parser.add_argument(
         "--shares",
         type=int,

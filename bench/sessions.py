@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from bench._arguments import count
 from bench._tables import say, table
 from bench.synthetic import SHAPES, write_synthetic_knot
 from emulator.limits import Limits
@@ -53,15 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models", nargs="*", default=["7b", "q15"],
         help="keys, knots, GGUFs, or 7b for synthetic 7B shapes with fewer layers (7b q15)",
     )  # fmt: skip
-    parser.add_argument("--layers", type=int, default=4, help="most layers of synthetic models (4)")
-    parser.add_argument("--sessions", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--layers", type=count, default=4, help="most layers of synthetic models (4)")
+    parser.add_argument("--sessions", type=count, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--tokens", type=int, default=16, help="tokens that each session writes (16)")
-    parser.add_argument("--prompt", type=int, default=16, help="tokens of each prompt (16)")
-    parser.add_argument("--long", type=int, default=256, help="tokens of the long prompt (256)")
-    parser.add_argument("--rounds", type=int, default=2, help="measured runs of each (2)")
-    parser.add_argument("--stations", type=int, default=2)
-    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--tokens", type=count, default=16, help="tokens that each session writes (16)")
+    parser.add_argument("--prompt", type=count, default=16, help="tokens of each prompt (16)")
+    parser.add_argument("--long", type=count, default=256, help="tokens of the long prompt (256)")
+    parser.add_argument("--rounds", type=count, default=2, help="measured runs of each (2)")
+    parser.add_argument("--stations", type=count, default=2)
+    parser.add_argument("--shards", type=count, default=2)
     parser.add_argument("--engine", choices=("wasm", "native"), default="wasm")
     parser.add_argument("--runtime", choices=("emulator", "workerd"), default="emulator")
     parser.add_argument("--first-token", action=argparse.BooleanOptionalAction, default=True)

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import httpx
 
+from bench._arguments import count
 from bench._tables import say, table
 from bench.synthetic import SHAPES, write_synthetic_knot
 from knot.topology import WorkerSpec, even_topology, workers
@@ -35,12 +36,12 @@ JAVASCRIPT: Final = WorkerSpec("engine", "workers/engine", {})
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this measurement."""
     parser.add_argument(
-        "--times", type=int, default=3, help="starts of each Worker, of which the median counts (3)"
+        "--times", type=count, default=3, help="starts of each Worker, of which the median counts (3)"
     )
     parser.add_argument("--workers", nargs="+", help="kinds of Workers, such as station (all)")
     parser.add_argument("--cold", action="store_true", help="also without the snapshot")
-    parser.add_argument("--stations", type=int, default=2, help="stations of the cluster (2)")
-    parser.add_argument("--shards", type=int, default=8, help="shards of the cluster (8)")
+    parser.add_argument("--stations", type=count, default=2, help="stations of the cluster (2)")
+    parser.add_argument("--shards", type=count, default=8, help="shards of the cluster (8)")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from bench._arguments import count
 from bench._tables import say, table
 from bench.synthetic import SHAPES, write_synthetic_knot
 from knot.paths import resolve_model
@@ -31,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="a knot, a GGUF or a key; the synthetic 7B unless given")
     parser.add_argument("--stations", default="2")
     parser.add_argument("--shards", default="8")
-    parser.add_argument("--prompt", type=int, default=8, help="tokens of the prompt (8)")
-    parser.add_argument("--tokens", type=int, default=1, help="tokens made after it (1)")
-    parser.add_argument("--context", type=int, default=528, help="tokens that keys and values fit (528)")
+    parser.add_argument("--prompt", type=count, default=8, help="tokens of the prompt (8)")
+    parser.add_argument("--tokens", type=count, default=1, help="tokens made after it (1)")
+    parser.add_argument("--context", type=count, default=528, help="tokens that keys and values fit (528)")
     parser.add_argument("--wardens", action="store_true", help="read through LayerWardens")
     parser.add_argument("--data", type=Path, help="folder of the local bucket, which is kept; temporary else")
 
