@@ -77,7 +77,7 @@ unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f
 
 unsafe fn unpack<S: Isa, F: Codes>(starts: &[*const u8; MOST_ROWS], count: usize, panel: &mut Panel) {
     // SAFETY: the module would not run where the instructions are missing.
-    unsafe { super::unpack::<S, F>(starts, count, panel) }
+    unsafe { super::tile::unpack::<S, F>(starts, count, panel) }
 }
 
 unsafe fn tile<S: Isa, const UNIT: usize, const MINS: bool>(
@@ -88,7 +88,7 @@ unsafe fn tile<S: Isa, const UNIT: usize, const MINS: bool>(
     out: &mut [f32],
 ) {
     // SAFETY: the module would not run where the instructions are missing.
-    unsafe { super::tile::<S, UNIT, MINS>(rows, acts, layout, unpack, out) }
+    unsafe { super::tile::tile::<S, UNIT, MINS>(rows, acts, layout, unpack, out) }
 }
 
 /// Four sums across four vectors each.

@@ -78,7 +78,7 @@ macro_rules! entries {
         #[target_feature(enable = $features)]
         unsafe fn $unpack<F: Codes>(starts: &[*const u8; MOST_ROWS], count: usize, panel: &mut Panel) {
             // SAFETY: `kernels_of` is called for levels that the processor has.
-            unsafe { super::unpack::<$isa, F>(starts, count, panel) }
+            unsafe { super::tile::unpack::<$isa, F>(starts, count, panel) }
         }
         #[target_feature(enable = $features)]
         unsafe fn $tile<const UNIT: usize, const MINS: bool>(
@@ -89,7 +89,7 @@ macro_rules! entries {
             out: &mut [f32],
         ) {
             // SAFETY: `kernels_of` is called for levels that the processor has.
-            unsafe { super::tile::<$isa, UNIT, MINS>(rows, acts, layout, unpack, out) }
+            unsafe { super::tile::tile::<$isa, UNIT, MINS>(rows, acts, layout, unpack, out) }
         }
     };
 }
