@@ -38,8 +38,12 @@ def run_knot(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedPr
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on."""
-    for first in range(20_000 + os.getpid() % 10_000, 60_000, count):
+    """The first of `count` ports in a row that nobody listens on.
+
+    They are below those that the system gives to outgoing connections, and those of processes that run beside
+    each other, whose numbers follow each other, are far apart.
+    """
+    for first in range(20_000 + os.getpid() * 64 % 10_000, 32_000, count):
         try:
             for port in range(first, first + count):
                 with socket.socket() as probe:

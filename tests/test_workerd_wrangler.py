@@ -7,13 +7,16 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from core_support import header_of, knot_of
+from test_commands import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -26,15 +29,6 @@ from knot.topology import Topology, cluster_workers, split  # noqa: E402
 pytestmark = [pytest.mark.workerd, pytest.mark.wasm]
 SPECS = cluster_workers(28, Topology(split(28, 2), split(151_936, 8)), "qwen-coder-7b.knot", {})
 PAGE = (ROOT / "docs" / "workerd.md").read_text(encoding="utf-8")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def ask_wrangler(*words: str | Path) -> str:
@@ -77,12 +71,24 @@ def test_a_deployment_would_upload_the_bundle_with_its_bindings_and_stay_far_bel
         assert f"env.{binding} " in said
 
 
+def stop_group(group: int, patience: float) -> bool:
+    """Kills a group of processes; whether any was left after so many seconds."""
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(int(patience / 0.1)):
+            os.killpg(group, 0)
+            time.sleep(0.1)
+        os.killpg(group, signal.SIGKILL)
+        return True
+    return False
+
+
 def test_a_station_and_a_shard_answer_by_curl_as_the_page_shows(tmp_path: Path) -> None:
     """Each in a `wrangler dev` of its own, without wardens: bindings to Workers that are not there."""
     (script,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     knot = knot_of("qwen2")
     shutil.copy(knot, tmp_path / "model.knot")
-    ports = dict(zip(("8788", "8789", "9230", "9231"), map(str, free_ports(4)), strict=True))
+    first = free_ports(4)
+    ports = {shown: str(first + index) for index, shown in enumerate(("8788", "8789", "9230", "9231"))}
     # The tiny model has fewer layers and ids than the one of the page.
     changes = {
         **ports,
@@ -93,23 +99,34 @@ def test_a_station_and_a_shard_answer_by_curl_as_the_page_shows(tmp_path: Path) 
         "VOCAB_END:6144": "VOCAB_END:100",
         "504, 3575": "5, 299, 7",
     }
-    for shown, instead in changes.items():
+    for shown in changes:
         assert shown in script, shown
-        script = script.replace(shown, instead)
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "CI": "1"},
-        stdin=subprocess.DEVNULL,
-        text=True,
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    # All in one pass: what one has put in may hold another's text.
+    script = re.sub("|".join(map(re.escape, changes)), lambda found: changes[found[0]], script)
+    said, logs = tmp_path / "said.txt", tmp_path / "logs"
+    with (
+        said.open("w") as stdout,
+        (tmp_path / "errors.txt").open("w") as stderr,
+        subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=tmp_path,
+            env={**os.environ, "CI": "1", "WRANGLER_LOG_PATH": str(logs)},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        ) as shell,
+    ):
+        try:
+            shell.wait(timeout=240)
+        finally:
+            left = stop_group(shell.pid, 10 if shell.returncode == 0 else 0)
+    told = (*tmp_path.glob("*.txt"), *tmp_path.glob("*.log"), *sorted(logs.rglob("*.log")))
+    assert shell.returncode == 0, "\n".join(f"{path.name}:\n{path.read_text()[-4000:]}" for path in told)
+    assert not left, "nothing is left running"
     embedded = json.loads((tmp_path / "embeddings.json").read_text())
     assert (embedded["status"], embedded["positions"]) == ("ok", [0, 2])
-    forwarded = json.loads(done.stdout.splitlines()[-1])
+    forwarded = json.loads(said.read_text().splitlines()[-1])
     assert (forwarded["status"], forwarded["cache_length"]) == ("ok", 2)
     assert len(forwarded["hidden"][0]) == header_of(knot).config.hidden_size
     for port in list(ports.values())[:2]:
