@@ -245,6 +245,9 @@ trait Isa {
     unsafe fn byte<const BYTE: usize>(k: &Self::Constants, a: Self::Ints) -> Self::Floats;
     unsafe fn signed_byte<const BYTE: usize>(a: Self::Ints) -> Self::Floats;
     unsafe fn store(a: Self::Floats, out: *mut f32);
+    /// Asks for the line of 64 bytes at an address, which need not be there, without waiting for it.
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
 
     /// An integer for each activation row.
     type LaneInts: Copy;
@@ -341,6 +344,16 @@ unsafe fn parts_of<S: Isa, F: Codes>(
     }
 }
 
+/// Asks for `length` bytes. Rows that are multiplied together are read a block of each at a time, in which no
+/// processor sees what comes next; so the next few rows are asked for while these are multiplied.
+#[inline(always)]
+unsafe fn prefetch<S: Isa>(from: *const u8, length: usize) {
+    for at in (0..length).step_by(64) {
+        // SAFETY: nothing is read; whoever calls has made sure of the instructions.
+        unsafe { S::prefetch(from.wrapping_add(at)) }
+    }
+}
+
 /// One row of activations.
 #[inline(always)]
 unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f32]) {
@@ -359,8 +372,10 @@ unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f
         let mut parts = [[S::no_part(); MOST_ROWS]; PANEL / BLOCK];
         for (index, out) in out.chunks_mut(S::ROWS).enumerate() {
             let starts = rows.starts(index * S::ROWS);
+            let next = starts[0].wrapping_add(S::ROWS * rows.row_bytes);
             let mut sum = S::splat(0.0);
             for block in 0..n_blocks {
+                prefetch::<S>(next.wrapping_add(block * S::ROWS * F::BYTES), S::ROWS * F::BYTES);
                 let blocks = starts.map(|start| start.add(block * F::BYTES));
                 let x = acts.data.as_ptr().cast::<u8>().add(block * pairs * 2 * BLOCK);
                 if pairs == 1 {

@@ -228,6 +228,10 @@ macro_rules! eight_rows {
         unsafe fn store(a: __m256, out: *mut f32) {
             unsafe { _mm256_storeu_ps(out, a) }
         }
+        #[inline(always)]
+        unsafe fn prefetch(at: *const u8) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
     };
 }
 
