@@ -69,7 +69,7 @@ pub unsafe fn tile<S: Isa, const UNIT: usize, const MINS: bool>(
     let code_bytes = if S::WIDE { 2 * UNIT } else { UNIT };
     // The compiler must not know how often the innermost loop runs. It would write out all of it and sort the
     // products by sum, each a chain of dependent instructions, with everything else on the stack.
-    let steps_of_unit = std::hint::black_box(code_bytes / 8);
+    let steps_of_unit = std::hint::black_box(code_bytes / 4);
     // SAFETY: every row has `n_blocks` blocks, and activations and results are as long as asserted. Whoever calls
     // has made sure of the instructions.
     unsafe {
@@ -138,6 +138,7 @@ unsafe fn multiply<S: Isa, const UNIT: usize, const MINS: bool, const G: usize>(
             std::array::from_fn(|g| place.steps.add((group + g) * S::LANES * (place.cols / BLOCK)));
         let kept: [*const u32; G] =
             std::array::from_fn(|g| place.sums.add((group + g) * S::LANES * (place.cols / UNIT)));
+        let apart = S::LANES * place.cols * 2;
         for unit in 0..place.n_units {
             let mut sums = [[S::lane_zero(); G]; MOST_ROWS];
             // Within a block of 32 the units follow each other, in each plane.
@@ -150,19 +151,17 @@ unsafe fn multiply<S: Isa, const UNIT: usize, const MINS: bool, const G: usize>(
                     }
                 }
                 let mut codes: *const u8 = panel.codes[first].as_ptr().add(unit * code_bytes);
-                let mut x = data.map(|data| data.add(at + plane * BLOCK * S::LANES));
+                let mut x = data[0].add(at + plane * BLOCK * S::LANES);
                 for _ in 0..place.steps_of_unit {
-                    for half in 0..2 {
-                        let now = x.map(|x| S::lane_load(x.add(half * 4 * S::LANES)));
-                        for (row, sums) in sums.iter_mut().enumerate().take(S::TILE_ROWS) {
-                            let codes = S::lane_splat(codes.add(row * 2 * PANEL + 4 * half));
-                            for (sum, x) in sums.iter_mut().zip(now) {
-                                *sum = S::lane_dot(*sum, codes, x);
-                            }
+                    let now: [S::LaneInts; G] = std::array::from_fn(|g| S::lane_load(x.add(g * apart)));
+                    for (row, sums) in sums.iter_mut().enumerate().take(S::TILE_ROWS) {
+                        let codes = S::lane_splat(codes.add(row * 2 * PANEL));
+                        for (sum, x) in sums.iter_mut().zip(now) {
+                            *sum = S::lane_dot(*sum, codes, x);
                         }
                     }
-                    codes = codes.add(8);
-                    x = x.map(|x| x.add(8 * S::LANES));
+                    codes = codes.add(4);
+                    x = x.add(4 * S::LANES);
                 }
             }
             for g in 0..G {
