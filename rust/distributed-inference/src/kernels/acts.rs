@@ -54,6 +54,21 @@ pub struct Acts<'a> {
     pub sums: &'a [u32],
 }
 
+impl Acts<'_> {
+    /// One of rows that do not stand interleaved.
+    pub fn row(&self, row: usize) -> Self {
+        let Wanted { cols, lanes, unit, .. } = self.wanted;
+        debug_assert_eq!(lanes, 1);
+        let (data, steps, sums) = (cols / BLOCK * WORDS, cols / BLOCK, cols / unit);
+        Self {
+            wanted: self.wanted,
+            data: &self.data[row * data..][..data],
+            steps: &self.steps[row * steps..][..steps],
+            sums: &self.sums[row * sums..][..sums],
+        }
+    }
+}
+
 /// Fills `work` with rows, which are f32 [n, cols].
 pub fn quantise<'a>(wanted: Wanted, rows: &[f32], work: &'a mut [u32]) -> Acts<'a> {
     let Wanted { cols, lanes, unit, .. } = wanted;

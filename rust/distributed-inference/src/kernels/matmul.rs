@@ -135,10 +135,14 @@ fn by_twin(coded: &Coded, weights: &Weights<'_>, x: &[f32], emit: Emit<'_>) {
 fn by_kernels(coded: &Coded, kernels: Kernels, weights: &Weights<'_>, x: &[f32], emit: Emit<'_>) {
     let cols = weights.cols;
     let batch = x.len() / cols;
-    let fits = (WORK_BYTES / Wanted::row_bytes(cols)).min(CODED_BATCH) / kernels.lanes * kernels.lanes;
-    // One row of activations, or rows that are too long to stand beside each other.
-    let alone = batch == 1 || fits == 0;
-    let (lanes, at_once) = if alone { (1, 1) } else { (kernels.lanes, fits) };
+    let fits = (WORK_BYTES / Wanted::row_bytes(cols)).clamp(1, CODED_BATCH);
+    let (tile, lanes) = match kernels.narrow {
+        Some(narrow) if batch <= narrow.1 => narrow,
+        _ => kernels.tile,
+    };
+    // So few rows that most lanes would be empty, or rows too long to stand beside each other, one by one.
+    let alone = 2 * batch < lanes || fits < lanes;
+    let (lanes, at_once) = if alone { (1, fits) } else { (lanes, fits / lanes * lanes) };
     let wanted = coded.wanted(cols, lanes, kernels.wide);
     WORK.with_borrow_mut(|work| {
         work.resize(WORK_BYTES / 4, 0);
@@ -150,21 +154,29 @@ fn by_kernels(coded: &Coded, kernels: Kernels, weights: &Weights<'_>, x: &[f32],
             let multiply = |bytes: &[u8], products: &mut [f32]| {
                 touch(bytes);
                 let rows = Rows { bytes, row_bytes: weights.row_bytes };
+                let n_rows = bytes.len() / weights.row_bytes;
                 // SAFETY: these are the kernels for what this processor has.
                 unsafe {
                     if alone {
-                        (kernels.matvec)(rows, &acts, &mut products[..bytes.len() / weights.row_bytes]);
+                        for (row, products) in products.chunks_exact_mut(BAND).enumerate() {
+                            (kernels.matvec)(rows, &acts.row(row), &mut products[..n_rows]);
+                        }
                     } else {
-                        (kernels.tile)(rows, &acts, coded.layout(), kernels.unpack, products);
+                        tile(rows, &acts, coded.layout(), kernels.unpack, products);
                     }
                 }
             };
             in_bands(weights, BAND * stride, count, multiply, |band, n_rows, products| {
                 for batch_row in 0..count {
-                    for (value, products) in values[..n_rows].iter_mut().zip(products.chunks_exact(stride)) {
-                        *value = products[batch_row];
-                    }
-                    emit(band * BAND, index * at_once + batch_row, &values[..n_rows]);
+                    let values = if alone {
+                        &products[batch_row * BAND..][..n_rows]
+                    } else {
+                        for (value, products) in values.iter_mut().zip(products.chunks_exact(stride)) {
+                            *value = products[batch_row];
+                        }
+                        &values[..n_rows]
+                    };
+                    emit(band * BAND, index * at_once + batch_row, values);
                 }
             });
         }

@@ -74,12 +74,12 @@ pub struct Layout {
 pub struct Kernels {
     /// For one row of activations.
     pub matvec: Matvec,
-    /// For more.
-    pub tile: Tile,
-    /// For `tile`.
+    /// For more, and the lanes that it wants them in.
+    pub tile: (Tile, usize),
+    /// For no more than fill its lanes, which are fewer.
+    pub narrow: Option<(Tile, usize)>,
+    /// For `tile` and `narrow`.
     pub unpack: Unpack,
-    /// Lanes that `tile` wants its activations in.
-    pub lanes: usize,
     /// Whether they want 16-bit activations.
     pub wide: bool,
 }

@@ -67,7 +67,13 @@ fn of<S: Isa, F: Codes>() -> Kernels {
         (_, false) => tile::<S, 32, false>,
         (_, true) => tile::<S, 32, true>,
     };
-    Kernels { matvec: matvec::<S, F>, unpack: unpack::<S, F>, tile, lanes: S::LANES, wide: S::WIDE }
+    Kernels {
+        matvec: matvec::<S, F>,
+        tile: (tile, S::LANES),
+        narrow: None,
+        unpack: unpack::<S, F>,
+        wide: S::WIDE,
+    }
 }
 
 unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f32]) {

@@ -1,6 +1,6 @@
 //! x86-64: AVX2 with 16-bit products, AVX-VNNI and AVX-512 VNNI with products of bytes, chosen at run time.
 
-use super::{Isa, Kernels, Layout, MOST_ROWS, Panel, Rows, Unpack};
+use super::{Isa, Kernels, Layout, MOST_ROWS, Panel, Rows, Tile, Unpack};
 use crate::kernels::acts::Acts;
 use crate::quants::Codes;
 use core::arch::x86_64::*;
@@ -45,26 +45,35 @@ pub fn kernels<F: Codes>() -> Option<Kernels> {
 
 /// The kernels of a format for a level that the processor has.
 pub fn kernels_of<F: Codes>(level: Level) -> Option<Kernels> {
+    macro_rules! tile {
+        ($isa:ident, $tile:ident) => {{
+            let tile: Tile = match (F::UNIT, F::MINS) {
+                (16, _) => $tile::<16, false>,
+                (_, false) => $tile::<32, false>,
+                (_, true) => $tile::<32, true>,
+            };
+            (tile, $isa::LANES)
+        }};
+    }
     macro_rules! kernels {
-        ($isa:ident, $matvec:ident, $unpack:ident, $tile:ident) => {
+        ($isa:ident, $matvec:ident, $unpack:ident, $tile:ident, $narrow:expr) => {
             Some(Kernels {
                 matvec: $matvec::<F>,
+                tile: tile!($isa, $tile),
+                narrow: $narrow,
                 unpack: $unpack::<F>,
-                tile: match (F::UNIT, F::MINS) {
-                    (16, _) => $tile::<16, false>,
-                    (_, false) => $tile::<32, false>,
-                    (_, true) => $tile::<32, true>,
-                },
-                lanes: $isa::LANES,
                 wide: $isa::WIDE,
             })
         };
     }
     match level {
         Level::None => None,
-        Level::Avx2 => kernels!(Avx2, matvec_avx2, unpack_avx2, tile_avx2),
-        Level::Vnni => kernels!(Vnni, matvec_vnni, unpack_vnni, tile_vnni),
-        Level::Avx512 => kernels!(Avx512, matvec_512, unpack_512, tile_512),
+        Level::Avx2 => kernels!(Avx2, matvec_avx2, unpack_avx2, tile_avx2, None),
+        Level::Vnni => kernels!(Vnni, matvec_vnni, unpack_vnni, tile_vnni, None),
+        Level::Avx512 => {
+            let narrow = tile!(Avx512Narrow, tile_512_narrow);
+            kernels!(Avx512, matvec_512, unpack_512, tile_512, Some(narrow))
+        }
     }
 }
 
@@ -80,6 +89,11 @@ macro_rules! entries {
             // SAFETY: `kernels_of` is called for levels that the processor has.
             unsafe { super::tile::unpack::<$isa, F>(starts, count, panel) }
         }
+        tile_entry!($isa, $tile, $features);
+    };
+}
+macro_rules! tile_entry {
+    ($isa:ident, $tile:ident, $features:literal) => {
         #[target_feature(enable = $features)]
         unsafe fn $tile<const UNIT: usize, const MINS: bool>(
             rows: Rows<'_>,
@@ -96,10 +110,13 @@ macro_rules! entries {
 entries!(Avx2, matvec_avx2, unpack_avx2, tile_avx2, "avx2,f16c");
 entries!(Vnni, matvec_vnni, unpack_vnni, tile_vnni, "avx2,f16c,avxvnni");
 entries!(Avx512, matvec_512, unpack_512, tile_512, "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni");
+tile_entry!(Avx512Narrow, tile_512_narrow, "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni");
 
 struct Avx2;
 struct Vnni;
 struct Avx512;
+/// The same with 256 bits for rows of activations: eight of them would leave half of 512 bits empty.
+struct Avx512Narrow;
 
 /// What eight weight rows in the lanes of 256 bits have in common.
 macro_rules! eight_rows {
@@ -295,10 +312,10 @@ macro_rules! lanes {
 }
 
 macro_rules! eight_lanes {
-    () => {
+    ($tile_rows:literal) => {
         lanes!(
             8,
-            4,
+            $tile_rows,
             __m256i,
             __m256,
             _mm256_setzero_si256,
@@ -337,7 +354,7 @@ macro_rules! bytes_of_codes {
 
 impl Isa for Avx2 {
     eight_rows!();
-    eight_lanes!();
+    eight_lanes!(4);
     const WIDE: bool = true;
 
     #[inline(always)]
@@ -366,12 +383,23 @@ impl Isa for Avx2 {
 
 impl Isa for Vnni {
     eight_rows!();
-    eight_lanes!();
+    eight_lanes!(4);
     bytes_of_codes!(_mm256_dpbusd_avx_epi32);
 
     #[inline(always)]
     unsafe fn lane_dot(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
         unsafe { _mm256_dpbusd_avx_epi32(sums, codes, x) }
+    }
+}
+
+impl Isa for Avx512Narrow {
+    eight_rows!();
+    eight_lanes!(8);
+    bytes_of_codes!(_mm256_dpbusd_epi32);
+
+    #[inline(always)]
+    unsafe fn lane_dot(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        unsafe { _mm256_dpbusd_epi32(sums, codes, x) }
     }
 }
 
@@ -426,7 +454,7 @@ mod tests {
             let (cols, rows) = (if format.elements == 32 { 288 } else { 512 }, 19);
             let bytes: Vec<u8> = (0..rows * format.row_bytes(cols).unwrap()).map(|_| next() as u8).collect();
             let weights = Weights::new("w", format, cols, rows, &bytes).unwrap();
-            for batch in [1, 3, 20, 65] {
+            for batch in [1, 3, 8, 20, 65] {
                 let x: Vec<f32> = (0..batch * cols).map(|_| next() as f32 / 8_388_608.0 - 1.0).collect();
                 let product = |plain: bool| {
                     let mut y = vec![0.0f32; batch * rows];
