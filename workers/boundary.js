@@ -44,10 +44,16 @@ export function free(view) {
   count(-size);
 }
 
+// Which build is faster depends on the processor, which relaxed SIMD alone can tell.
+let faster = null;
+
 /** One instance of the engine's module; memory never shrinks, and a view dies when it grows. */
 export class Wasm {
-  constructor(withRelaxed) {
-    const instance = new WebAssembly.Instance(withRelaxed ? relaxed : pipeline, {});
+  constructor() {
+    let instance = faster === pipeline ? null : new WebAssembly.Instance(relaxed, {});
+    faster ??= instance.exports.engine_relaxed_pays() ? relaxed : pipeline;
+    if (faster === pipeline) instance = new WebAssembly.Instance(pipeline, {});
+    this.build = faster === relaxed ? "relaxed" : "simd128";
     this.exports = instance.exports;
     this.memory = instance.exports.memory;
   }

@@ -303,7 +303,7 @@ class WasmHost:
     """One WebAssembly instance with one engine in it."""
 
     def __init__(self, limit: int) -> None:
-        self._wasm = _js().Wasm.new(False)
+        self._wasm = _js().Wasm.new()
         self._functions: dict[str, Callable[..., int]] = {}
         version = self._function("engine_abi_version")()
         if version != ABI_VERSION:

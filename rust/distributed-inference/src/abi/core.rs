@@ -71,6 +71,13 @@ abi! {
     }
 }
 
+/// 1 where this is the build with relaxed SIMD and it is the faster one, else 0. Both have the same bits.
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[unsafe(no_mangle)]
+pub extern "C" fn engine_relaxed_pays() -> i32 {
+    crate::kernels::coded::has_dot().into()
+}
+
 /// Puts the sentence of the last error at the start of the mailbox, cut to fit; returns its bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn engine_error(handle: u32) -> i32 {

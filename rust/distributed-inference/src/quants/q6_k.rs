@@ -87,13 +87,14 @@ impl Codes for Q6K {
                 let high =
                     |part: usize| simd::pairs_of_bits(k, simd::sixteen(block.add(128 + 32 * at + 16 * part)));
                 let (lows, highs) = ([low(0), low(1), low(2), low(3)], [high(0), high(1)]);
-                for group in 0..4 {
-                    let nibbles = |part: usize| {
-                        let both = lows[2 * (group % 2) + part];
-                        if group < 2 { both.0 } else { both.1 }
-                    };
-                    take(4 * at + group, [0, 1].map(|part| simd::joined(nibbles(part), highs[part][group])));
-                }
+                // Written out, so that all stays in registers.
+                let joined = |one, group: usize, other| {
+                    [simd::joined(one, highs[0][group]), simd::joined(other, highs[1][group])]
+                };
+                take(4 * at, joined(lows[0].0, 0, lows[1].0));
+                take(4 * at + 1, joined(lows[2].0, 1, lows[3].0));
+                take(4 * at + 2, joined(lows[0].1, 2, lows[1].1));
+                take(4 * at + 3, joined(lows[2].1, 3, lows[3].1));
             }
         }
     }

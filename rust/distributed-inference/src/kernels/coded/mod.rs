@@ -130,9 +130,9 @@ impl Coded {
 }
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-pub use wasm::Constants;
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use wasm::kernels;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub use wasm::{Constants, has_dot};
 #[cfg(target_arch = "x86_64")]
 use x86::kernels;
 

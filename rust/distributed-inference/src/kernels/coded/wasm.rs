@@ -52,6 +52,19 @@ struct Wide;
 #[cfg(target_feature = "relaxed-simd")]
 struct Relaxed;
 
+/// Whether the relaxed dot product of bytes is one instruction here. Where it is not, three stand in its place, and
+/// they clip sums of two products to 16 bits, as kernels never let it come to; then the other build is faster.
+pub fn has_dot() -> bool {
+    #[cfg(target_feature = "relaxed-simd")]
+    {
+        let (x, codes) = std::hint::black_box((i8x16_splat(127), u8x16_splat(255)));
+        let sum = i32x4_relaxed_dot_i8x16_i7x16_add(x, codes, i32x4_splat(0));
+        i32x4_extract_lane::<0>(sum) != 2 * i32::from(i16::MAX)
+    }
+    #[cfg(not(target_feature = "relaxed-simd"))]
+    false
+}
+
 /// The kernels of a format: without relaxed SIMD, or for codes of eight bits, the wide ones.
 pub fn kernels<F: Codes>() -> Option<Kernels> {
     #[cfg(target_feature = "relaxed-simd")]
