@@ -69,12 +69,17 @@ impl Codes for Q4K {
     ) {
         // SAFETY: everything lies within the block.
         unsafe {
-            for i in 0..4 {
+            // Written out, so that addresses are known when it is compiled.
+            let mut two = |i: usize| {
                 let first = simd::nibbles(k, simd::sixteen(block.add(16 + 32 * i)));
                 let second = simd::nibbles(k, simd::sixteen(block.add(32 + 32 * i)));
                 take(2 * i, [first.0, second.0]);
                 take(2 * i + 1, [first.1, second.1]);
-            }
+            };
+            two(0);
+            two(1);
+            two(2);
+            two(3);
         }
     }
 

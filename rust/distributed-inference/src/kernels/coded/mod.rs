@@ -221,6 +221,11 @@ trait Isa {
     unsafe fn constants() -> Self::Constants;
     unsafe fn pairs<F: Codes>(k: &Self::Constants, block: *const u8, take: impl FnMut(usize, Self::Pair));
     unsafe fn no_part() -> Self::Part;
+    /// Keeps of a part what `reduce` looks at.
+    #[inline(always)]
+    unsafe fn keep<F: Codes>(part: Self::Part, place: &mut Self::Part) {
+        *place = part;
+    }
     /// Products of 32 codes and the 64 bytes of their activations.
     unsafe fn part<const UNIT: usize>(codes: Self::Pair, x: *const u8) -> Self::Part;
     /// Whole sums of each unit.
@@ -393,7 +398,9 @@ unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f
                     }
                 } else {
                     for (row, block) in blocks.into_iter().take(S::ROWS).enumerate() {
-                        parts_of::<S, F>(&k, block, x, |pair, part| parts[pair][row] = part);
+                        parts_of::<S, F>(&k, block, x, |pair, part| {
+                            S::keep::<F>(part, &mut parts[pair][row])
+                        });
                     }
                 }
                 scales::<S, F>(&k, &blocks, &mut s, &mut m);

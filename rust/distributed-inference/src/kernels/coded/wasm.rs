@@ -149,6 +149,13 @@ macro_rules! common {
             [i32x4_splat(0); 2]
         }
         #[inline(always)]
+        unsafe fn keep<F: Codes>(part: Self::Part, place: &mut Self::Part) {
+            place[0] = part[0];
+            if F::UNIT == 16 {
+                place[1] = part[1];
+            }
+        }
+        #[inline(always)]
         unsafe fn reduce<const UNIT: usize>(parts: &[Self::Part; MOST_ROWS]) -> [v128; 2] {
             let first = sums_of_four([parts[0][0], parts[1][0], parts[2][0], parts[3][0]]);
             if UNIT == 32 {
