@@ -31,6 +31,8 @@ const MOST_ROWS: usize = 8;
 const PANEL: usize = 256;
 /// Most units of a panel.
 const PANEL_UNITS: usize = PANEL / 16;
+/// Bytes of rows that are best asked for into the nearest cache; more would push out what is being read.
+const NEAR: usize = 16 << 10;
 /// Weight rows that [`Tile`] is called with at most: a multiple of [`MOST_ROWS`].
 pub const BAND: usize = 64;
 
@@ -250,9 +252,10 @@ trait Isa {
     unsafe fn byte<const BYTE: usize>(k: &Self::Constants, a: Self::Ints) -> Self::Floats;
     unsafe fn signed_byte<const BYTE: usize>(a: Self::Ints) -> Self::Floats;
     unsafe fn store(a: Self::Floats, out: *mut f32);
-    /// Asks for the line of 64 bytes at an address, which need not be there, without waiting for it.
+    /// Asks for the line of 64 bytes at an address, which need not be there, without waiting for it: into the
+    /// nearest cache, or the next one.
     #[inline(always)]
-    unsafe fn prefetch(_at: *const u8) {}
+    unsafe fn prefetch<const NEAREST: bool>(_at: *const u8) {}
 
     /// An integer for each activation row.
     type LaneInts: Copy;
@@ -349,13 +352,42 @@ unsafe fn parts_of<S: Isa, F: Codes>(
     }
 }
 
-/// Asks for `length` bytes. Rows that are multiplied together are read a block of each at a time, in which no
-/// processor sees what comes next; so the next few rows are asked for while these are multiplied.
+/// Asks for bytes of the rows after those that are multiplied. These are read a block of each at a time, in which
+/// no processor sees what comes next.
+#[derive(Clone, Copy)]
+struct Ahead {
+    next: *const u8,
+    nearest: bool,
+}
+
+impl Ahead {
+    /// `n_rows` rows at `first` come next, which the nearest cache holds beside this many others or not.
+    fn of(first: *const u8, n_rows: usize, row_bytes: usize) -> Self {
+        let bytes = n_rows * row_bytes;
+        Self { next: first.wrapping_add(bytes), nearest: bytes <= NEAR }
+    }
+
+    /// A stretch of them.
+    #[inline(always)]
+    unsafe fn prefetch<S: Isa>(self, from: usize, length: usize) {
+        let from = self.next.wrapping_add(from);
+        // SAFETY: as in `prefetch`.
+        unsafe {
+            if self.nearest {
+                prefetch::<S, true>(from, length);
+            } else {
+                prefetch::<S, false>(from, length);
+            }
+        }
+    }
+}
+
+/// Asks for `length` bytes, into the nearest cache or the next one.
 #[inline(always)]
-unsafe fn prefetch<S: Isa>(from: *const u8, length: usize) {
+unsafe fn prefetch<S: Isa, const NEAREST: bool>(from: *const u8, length: usize) {
     for at in (0..length).step_by(64) {
         // SAFETY: nothing is read; whoever calls has made sure of the instructions.
-        unsafe { S::prefetch(from.wrapping_add(at)) }
+        unsafe { S::prefetch::<NEAREST>(from.wrapping_add(at)) }
     }
 }
 
@@ -377,13 +409,15 @@ unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f
         let mut parts = [[S::no_part(); MOST_ROWS]; PANEL / BLOCK];
         for (index, out) in out.chunks_mut(S::ROWS).enumerate() {
             let starts = rows.starts(index * S::ROWS);
-            let next = starts[0].wrapping_add(S::ROWS * rows.row_bytes);
+            let ahead = Ahead::of(starts[0], S::ROWS, rows.row_bytes);
             let mut sum = S::splat(0.0);
             for block in 0..n_blocks {
-                prefetch::<S>(next.wrapping_add(block * S::ROWS * F::BYTES), S::ROWS * F::BYTES);
+                let next = block * S::ROWS * F::BYTES;
                 let blocks = starts.map(|start| start.add(block * F::BYTES));
                 let x = acts.data.as_ptr().cast::<u8>().add(block * pairs * 2 * BLOCK);
                 if pairs == 1 {
+                    // Without a choice, which is felt in so short a loop.
+                    prefetch::<S, true>(ahead.next.wrapping_add(next), S::ROWS * F::BYTES);
                     // Written out, so that the parts stay in registers.
                     let parts = &mut parts[0];
                     parts_of::<S, F>(&k, blocks[0], x, |_, part| parts[0] = part);
@@ -398,6 +432,8 @@ unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f
                     }
                 } else {
                     for (row, block) in blocks.into_iter().take(S::ROWS).enumerate() {
+                        // A row at a time: more would wait for each other.
+                        ahead.prefetch::<S>(next + row * F::BYTES, F::BYTES);
                         parts_of::<S, F>(&k, block, x, |pair, part| {
                             S::keep::<F>(part, &mut parts[pair][row])
                         });

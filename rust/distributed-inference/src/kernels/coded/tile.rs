@@ -1,6 +1,6 @@
 //! Tiles: several rows of activations, in the lanes of a vector, share weight rows that are unpacked once.
 
-use super::{BAND, Isa, Layout, MOST_ROWS, PANEL, PANEL_UNITS, Rows, Unpack, prefetch, scales};
+use super::{Ahead, BAND, Isa, Layout, MOST_ROWS, PANEL, PANEL_UNITS, Rows, Unpack, scales};
 use crate::kernels::acts::{Acts, BLOCK};
 use crate::quants::Codes;
 
@@ -75,11 +75,11 @@ pub unsafe fn tile<S: Isa, const UNIT: usize, const MINS: bool>(
     unsafe {
         for row in (0..n_rows).step_by(S::ROWS) {
             let starts = rows.starts(row);
+            let ahead = Ahead::of(starts[0], S::ROWS, rows.row_bytes);
             for first in (0..n_blocks).step_by(blocks_of_panel) {
                 let count = blocks_of_panel.min(n_blocks - first);
                 let from = first * layout.bytes;
-                let next = starts[0].wrapping_add(S::ROWS * (rows.row_bytes + from));
-                prefetch::<S>(next, S::ROWS * count * layout.bytes);
+                ahead.prefetch::<S>(S::ROWS * from, S::ROWS * count * layout.bytes);
                 unpack(&starts.map(|start| start.add(from)), count, &mut panel);
                 let (from, n_units) = (first * layout.elements, count * layout.elements / UNIT);
                 let place = Place {

@@ -246,8 +246,14 @@ macro_rules! eight_rows {
             unsafe { _mm256_storeu_ps(out, a) }
         }
         #[inline(always)]
-        unsafe fn prefetch(at: *const u8) {
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        unsafe fn prefetch<const NEAREST: bool>(at: *const u8) {
+            unsafe {
+                if NEAREST {
+                    _mm_prefetch::<_MM_HINT_T0>(at.cast());
+                } else {
+                    _mm_prefetch::<_MM_HINT_T1>(at.cast());
+                }
+            }
         }
     };
 }
