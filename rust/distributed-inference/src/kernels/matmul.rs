@@ -382,4 +382,41 @@ mod tests {
         }
         assert!(set_threads(0).is_err() && set_threads(65).is_err());
     }
+
+    #[test]
+    fn kernels_have_the_bits_of_the_plain_twin() {
+        let mut state = 1u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 8
+        };
+        for id in [2, 3, 6, 7, 8, 12, 13, 14] {
+            let format = Format::of_type(id).unwrap();
+            let coded = format.integers().unwrap();
+            let (cols, rows) = (if format.elements == 32 { 288 } else { 512 }, 19);
+            let bytes: Vec<u8> = (0..rows * format.row_bytes(cols).unwrap()).map(|_| next() as u8).collect();
+            let weights = Weights::new("w", format, cols, rows, &bytes).unwrap();
+            for batch in [1, 3, 8, 20, 65] {
+                let x: Vec<f32> = (0..batch * cols).map(|_| next() as f32 / 8_388_608.0 - 1.0).collect();
+                let product = |kernels: Option<Kernels>| {
+                    let mut y = vec![0.0f32; batch * rows];
+                    let mut keep = |row: usize, batch_row: usize, values: &[f32]| {
+                        y[batch_row * rows + row..][..values.len()].copy_from_slice(values);
+                    };
+                    match kernels {
+                        Some(kernels) => by_kernels(coded, kernels, &weights, &x, &mut keep),
+                        None => by_twin(coded, &weights, &x, &mut keep),
+                    }
+                    // Some scales are no numbers; a NaN may have any bits.
+                    y.iter().map(|y| if y.is_nan() { None } else { Some(y.to_bits()) }).collect::<Vec<_>>()
+                };
+                let expected = product(None);
+                assert!(expected.iter().any(Option::is_some));
+                for kernels in coded.every() {
+                    let name = kernels.name;
+                    assert!(product(Some(kernels)) == expected, "{}, {batch} rows, {name}", format.name);
+                }
+            }
+        }
+    }
 }

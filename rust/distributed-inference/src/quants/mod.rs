@@ -15,14 +15,18 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-mod simd;
 mod table;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod wasm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use crate::kernels::coded::Coded;
 use crate::{Result, fail};
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub use simd::Pair;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+use wasm as simd;
 
 /// A block format, as its file states it.
 pub trait Block {
@@ -84,11 +88,7 @@ pub trait Codes: Block {
     /// # Safety
     /// `block` has [`Block::BYTES`] bytes.
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    unsafe fn pairs(
-        k: &crate::kernels::coded::Constants,
-        block: *const u8,
-        take: impl FnMut(usize, [core::arch::wasm32::v128; 2]),
-    );
+    unsafe fn pairs(k: &simd::Constants, block: *const u8, take: impl FnMut(usize, Pair));
 
     /// Gives the codes to `take`, 32 at a time, with the number of the 32.
     ///

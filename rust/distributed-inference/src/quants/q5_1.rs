@@ -49,11 +49,7 @@ impl Codes for Q5_1 {
 
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     #[inline(always)]
-    unsafe fn pairs(
-        k: &crate::kernels::coded::Constants,
-        block: *const u8,
-        mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2]),
-    ) {
+    unsafe fn pairs(k: &simd::Constants, block: *const u8, mut take: impl FnMut(usize, simd::Pair)) {
         // SAFETY: everything lies within the block.
         unsafe {
             let (low, high) = simd::nibbles(k, simd::sixteen(block.add(8)));

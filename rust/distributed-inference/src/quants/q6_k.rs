@@ -75,11 +75,7 @@ impl Codes for Q6K {
 
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     #[inline(always)]
-    unsafe fn pairs(
-        k: &crate::kernels::coded::Constants,
-        block: *const u8,
-        mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2]),
-    ) {
+    unsafe fn pairs(k: &simd::Constants, block: *const u8, mut take: impl FnMut(usize, simd::Pair)) {
         // SAFETY: everything lies within the block.
         unsafe {
             for at in 0..2 {

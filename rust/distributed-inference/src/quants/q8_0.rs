@@ -45,11 +45,7 @@ impl Codes for Q8_0 {
 
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     #[inline(always)]
-    unsafe fn pairs(
-        _: &crate::kernels::coded::Constants,
-        block: *const u8,
-        mut take: impl FnMut(usize, [core::arch::wasm32::v128; 2]),
-    ) {
+    unsafe fn pairs(_: &simd::Constants, block: *const u8, mut take: impl FnMut(usize, simd::Pair)) {
         // SAFETY: everything lies within the block.
         unsafe {
             take(

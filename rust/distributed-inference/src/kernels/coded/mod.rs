@@ -15,6 +15,7 @@
 //! as code. One row of activations is multiplied by [`matvec`], with weight rows in the lanes of a vector;
 //! more by [`tile::tile`], with activation rows in the lanes.
 
+mod entries;
 mod tile;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod wasm;
@@ -71,9 +72,11 @@ pub struct Layout {
     bytes: usize,
 }
 
-/// The kernels of a format on this host.
+/// The kernels of a format for some of this host's instructions.
 #[derive(Clone, Copy)]
 pub struct Kernels {
+    /// What the instructions are called here.
+    pub name: &'static str,
     /// For one row of activations.
     pub matvec: Matvec,
     /// For more, and the lanes that it wants them in.
@@ -89,8 +92,9 @@ pub struct Kernels {
 /// A coded format as the front of the kernels uses it.
 pub struct Coded {
     reading: Reading,
-    /// The kernels for what this host can do; none where there is nothing but the plain twin.
-    kernels: fn() -> Option<Kernels>,
+    /// The kernels for what this host can do, by number, the fastest first; none where there is nothing but the
+    /// plain twin.
+    kernels: fn(usize) -> Option<Kernels>,
 }
 
 impl Coded {
@@ -105,13 +109,19 @@ impl Coded {
                 codes: F::codes,
                 scale: scale::<F>,
             },
-            kernels: kernels::<F>,
+            kernels: |number| host::kernels::<F>().nth(number),
         }
     }
 
     /// The fastest kernels of this host.
     pub fn kernels(&self) -> Option<Kernels> {
-        (self.kernels)()
+        (self.kernels)(0)
+    }
+
+    /// All kernels of this host.
+    #[cfg(test)]
+    pub fn every(&self) -> impl Iterator<Item = Kernels> {
+        (0..).map_while(self.kernels)
     }
 
     /// The blocks.
@@ -132,15 +142,21 @@ impl Coded {
 }
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-use wasm::kernels;
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-pub use wasm::{Constants, has_dot};
+use wasm as host;
 #[cfg(target_arch = "x86_64")]
-use x86::kernels;
+use x86 as host;
 
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub use host::Constants;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub use wasm::has_dot;
+
+/// A host that there are no kernels for.
 #[cfg(not(any(all(target_arch = "wasm32", target_feature = "simd128"), target_arch = "x86_64")))]
-fn kernels<F: Codes>() -> Option<Kernels> {
-    None
+mod host {
+    pub fn kernels<F: super::Codes>() -> impl Iterator<Item = super::Kernels> {
+        std::iter::empty()
+    }
 }
 
 /// The plain reading of a format: its units, and the functions that read codes and scales.
@@ -262,16 +278,21 @@ trait Isa {
     /// A float for each activation row.
     type LaneFloats: Copy;
 
+    /// Partial sums of products for each activation row.
+    type LaneSums: Copy;
+
     /// Writes 32 codes in their order: as bytes, or as 16-bit integers.
     unsafe fn write(codes: Self::Pair, out: *mut u8);
-    unsafe fn lane_zero() -> Self::LaneInts;
+    unsafe fn lane_zero() -> Self::LaneSums;
     /// Four bytes, for every lane.
     unsafe fn lane_splat(word: *const u8) -> Self::LaneInts;
     unsafe fn lane_load(at: *const u8) -> Self::LaneInts;
     /// `sums` plus the products of codes and activations.
-    unsafe fn lane_dot(sums: Self::LaneInts, codes: Self::LaneInts, x: Self::LaneInts) -> Self::LaneInts;
+    unsafe fn lane_dot(sums: Self::LaneSums, codes: Self::LaneInts, x: Self::LaneInts) -> Self::LaneSums;
     /// Times 256.
-    unsafe fn lane_shift(a: Self::LaneInts) -> Self::LaneInts;
+    unsafe fn lane_shift(a: Self::LaneSums) -> Self::LaneSums;
+    /// Whole sums.
+    unsafe fn lane_ints(a: Self::LaneSums) -> Self::LaneInts;
     unsafe fn lane_less(a: Self::LaneInts, b: Self::LaneInts) -> Self::LaneInts;
     unsafe fn lane_floats(a: Self::LaneInts) -> Self::LaneFloats;
     unsafe fn lane_load_floats(at: *const f32) -> Self::LaneFloats;

@@ -170,7 +170,8 @@ unsafe fn multiply<S: Isa, const UNIT: usize, const MINS: bool, const G: usize>(
                 for (row, sums) in sums.iter().enumerate().take(S::TILE_ROWS) {
                     let at = out.add(row * place.stride + (group + g) * S::LANES);
                     let scale = S::lane_mul(S::lane_float(panel.s[unit][first + row]), step);
-                    let ints = if MINS { sums[g] } else { S::lane_less(sums[g], S::lane_load(kept.cast())) };
+                    let ints = S::lane_ints(sums[g]);
+                    let ints = if MINS { ints } else { S::lane_less(ints, S::lane_load(kept.cast())) };
                     let mut sum = S::lane_load_floats(at);
                     sum = S::lane_add(sum, S::lane_mul(scale, S::lane_floats(ints)));
                     if MINS {

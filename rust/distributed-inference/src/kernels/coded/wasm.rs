@@ -1,6 +1,7 @@
 //! WebAssembly SIMD: with relaxed dot products of bytes where the build has them, else with 16-bit integers.
 
-use super::{Isa, Kernels, Layout, MOST_ROWS, Panel, Rows, Unpack};
+use super::entries::{entries, four_rows};
+use super::{Isa, Kernels, Layout, MOST_ROWS, Panel, Rows, Tile, Unpack};
 use crate::kernels::acts::Acts;
 use crate::quants::Codes;
 use core::arch::wasm32::*;
@@ -52,6 +53,10 @@ struct Wide;
 #[cfg(target_feature = "relaxed-simd")]
 struct Relaxed;
 
+entries!(Wide);
+#[cfg(target_feature = "relaxed-simd")]
+entries!(Relaxed);
+
 /// Whether the relaxed dot product of bytes is one instruction here. Where it is not, three stand in its place, and
 /// they clip sums of two products to 16 bits, as kernels never let it come to; then the other build is faster.
 pub fn has_dot() -> bool {
@@ -66,48 +71,12 @@ pub fn has_dot() -> bool {
 }
 
 /// The kernels of a format: without relaxed SIMD, or for codes of eight bits, the wide ones.
-pub fn kernels<F: Codes>() -> Option<Kernels> {
+pub fn kernels<F: Codes>() -> impl Iterator<Item = Kernels> {
     #[cfg(target_feature = "relaxed-simd")]
     if F::LARGEST < 128 {
-        return Some(of::<Relaxed, F>());
+        return std::iter::once(Relaxed::kernels::<F>());
     }
-    Some(of::<Wide, F>())
-}
-
-fn of<S: Isa, F: Codes>() -> Kernels {
-    let tile = match (F::UNIT, F::MINS) {
-        (16, _) => tile::<S, 16, false>,
-        (_, false) => tile::<S, 32, false>,
-        (_, true) => tile::<S, 32, true>,
-    };
-    Kernels {
-        matvec: matvec::<S, F>,
-        tile: (tile, S::LANES),
-        narrow: None,
-        unpack: unpack::<S, F>,
-        wide: S::WIDE,
-    }
-}
-
-unsafe fn matvec<S: Isa, F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f32]) {
-    // SAFETY: the module would not run where the instructions are missing.
-    unsafe { super::matvec::<S, F>(rows, acts, out) }
-}
-
-unsafe fn unpack<S: Isa, F: Codes>(starts: &[*const u8; MOST_ROWS], count: usize, panel: &mut Panel) {
-    // SAFETY: the module would not run where the instructions are missing.
-    unsafe { super::tile::unpack::<S, F>(starts, count, panel) }
-}
-
-unsafe fn tile<S: Isa, const UNIT: usize, const MINS: bool>(
-    rows: Rows<'_>,
-    acts: &Acts<'_>,
-    layout: Layout,
-    unpack: Unpack,
-    out: &mut [f32],
-) {
-    // SAFETY: the module would not run where the instructions are missing.
-    unsafe { super::tile::tile::<S, UNIT, MINS>(rows, acts, layout, unpack, out) }
+    std::iter::once(Wide::kernels::<F>())
 }
 
 /// Four sums across four vectors each.
@@ -120,24 +89,14 @@ fn sums_of_four(v: [v128; 4]) -> v128 {
 
 macro_rules! common {
     () => {
-        const ROWS: usize = 4;
-        const LANES: usize = 4;
-        const TILE_ROWS: usize = 4;
-        type Constants = Constants;
-        type Pair = [v128; 2];
-        type Part = [v128; 2];
+        four_rows!();
         type Ints = v128;
         type Floats = v128;
-        type LaneInts = v128;
-        type LaneFloats = v128;
+        type LaneSums = v128;
 
         #[inline(always)]
         unsafe fn constants() -> Constants {
             Constants::new()
-        }
-        #[inline(always)]
-        unsafe fn pairs<F: Codes>(k: &Constants, block: *const u8, take: impl FnMut(usize, Self::Pair)) {
-            unsafe { F::pairs(k, block, take) }
         }
         #[inline(always)]
         unsafe fn byte<const BYTE: usize>(k: &Constants, a: v128) -> v128 {
@@ -147,21 +106,6 @@ macro_rules! common {
         #[inline(always)]
         unsafe fn no_part() -> Self::Part {
             [i32x4_splat(0); 2]
-        }
-        #[inline(always)]
-        unsafe fn keep<F: Codes>(part: Self::Part, place: &mut Self::Part) {
-            place[0] = part[0];
-            if F::UNIT == 16 {
-                place[1] = part[1];
-            }
-        }
-        #[inline(always)]
-        unsafe fn reduce<const UNIT: usize>(parts: &[Self::Part; MOST_ROWS]) -> [v128; 2] {
-            let first = sums_of_four([parts[0][0], parts[1][0], parts[2][0], parts[3][0]]);
-            if UNIT == 32 {
-                return [first, first];
-            }
-            [first, sums_of_four([parts[0][1], parts[1][1], parts[2][1], parts[3][1]])]
         }
         #[inline(always)]
         unsafe fn less(a: v128, b: i32) -> v128 {
@@ -265,36 +209,16 @@ macro_rules! common {
             i32x4_shl(a, 8)
         }
         #[inline(always)]
+        unsafe fn lane_ints(a: v128) -> v128 {
+            a
+        }
+        #[inline(always)]
         unsafe fn lane_less(a: v128, b: v128) -> v128 {
             i32x4_sub(a, b)
         }
         #[inline(always)]
-        unsafe fn lane_floats(a: v128) -> v128 {
-            f32x4_convert_i32x4(a)
-        }
-        #[inline(always)]
         unsafe fn lane_load_floats(at: *const f32) -> v128 {
             unsafe { v128_load(at.cast()) }
-        }
-        #[inline(always)]
-        unsafe fn lane_store_floats(a: v128, at: *mut f32) {
-            unsafe { v128_store(at.cast(), a) }
-        }
-        #[inline(always)]
-        unsafe fn lane_float(a: f32) -> v128 {
-            f32x4_splat(a)
-        }
-        #[inline(always)]
-        unsafe fn lane_mul(a: v128, b: v128) -> v128 {
-            f32x4_mul(a, b)
-        }
-        #[inline(always)]
-        unsafe fn lane_add(a: v128, b: v128) -> v128 {
-            f32x4_add(a, b)
-        }
-        #[inline(always)]
-        unsafe fn lane_sub(a: v128, b: v128) -> v128 {
-            f32x4_sub(a, b)
         }
     };
 }

@@ -1,26 +1,13 @@
 //! x86-64: AVX2 with 16-bit products, AVX-VNNI and AVX-512 VNNI with products of bytes, chosen at run time.
 
+use super::entries::{entries, tile_entry};
 use super::{Isa, Kernels, Layout, MOST_ROWS, Panel, Rows, Tile, Unpack};
 use crate::kernels::acts::Acts;
 use crate::quants::Codes;
 use core::arch::x86_64::*;
-use std::sync::LazyLock;
 
-/// What the processor can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// Nothing that there are kernels for.
-    None,
-    /// AVX2 and F16C.
-    Avx2,
-    /// With AVX-VNNI.
-    Vnni,
-    /// With AVX-512 VNNI.
-    Avx512,
-}
-
-/// Every level that this processor has, the best one last.
-pub static LEVELS: LazyLock<Vec<Level>> = LazyLock::new(|| {
+/// The kernels of a format for everything that this processor has, the fastest first.
+pub fn kernels<F: Codes>() -> impl Iterator<Item = Kernels> {
     let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
     let vnni = avx2 && is_x86_feature_detected!("avxvnni");
     let avx512 = avx2
@@ -28,95 +15,25 @@ pub static LEVELS: LazyLock<Vec<Level>> = LazyLock::new(|| {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512vnni");
-    [(true, Level::None), (avx2, Level::Avx2), (vnni, Level::Vnni), (avx512, Level::Avx512)]
+    let with_narrow = || Kernels { narrow: Some(Avx512Narrow::tile_of::<F>()), ..Avx512::kernels::<F>() };
+    [(avx512, with_narrow as fn() -> Kernels), (vnni, Vnni::kernels::<F>), (avx2, Avx2::kernels::<F>)]
         .into_iter()
-        .filter_map(|(has, level)| has.then_some(level))
-        .collect()
-});
-
-/// The kernels of a format for the best level.
-pub fn kernels<F: Codes>() -> Option<Kernels> {
-    #[cfg(test)]
-    if let Some(level) = tests::FORCED.get() {
-        return kernels_of::<F>(level);
-    }
-    kernels_of::<F>(*LEVELS.last()?)
+        .filter_map(|(has, kernels)| has.then(kernels))
 }
 
-/// The kernels of a format for a level that the processor has.
-pub fn kernels_of<F: Codes>(level: Level) -> Option<Kernels> {
-    macro_rules! tile {
-        ($isa:ident, $tile:ident) => {{
-            let tile: Tile = match (F::UNIT, F::MINS) {
-                (16, _) => $tile::<16, false>,
-                (_, false) => $tile::<32, false>,
-                (_, true) => $tile::<32, true>,
-            };
-            (tile, $isa::LANES)
-        }};
-    }
-    macro_rules! kernels {
-        ($isa:ident, $matvec:ident, $unpack:ident, $tile:ident, $narrow:expr) => {
-            Some(Kernels {
-                matvec: $matvec::<F>,
-                tile: tile!($isa, $tile),
-                narrow: $narrow,
-                unpack: $unpack::<F>,
-                wide: $isa::WIDE,
-            })
-        };
-    }
-    match level {
-        Level::None => None,
-        Level::Avx2 => kernels!(Avx2, matvec_avx2, unpack_avx2, tile_avx2, None),
-        Level::Vnni => kernels!(Vnni, matvec_vnni, unpack_vnni, tile_vnni, None),
-        Level::Avx512 => {
-            let narrow = tile!(Avx512Narrow, tile_512_narrow);
-            kernels!(Avx512, matvec_512, unpack_512, tile_512, Some(narrow))
-        }
-    }
-}
-
-macro_rules! entries {
-    ($isa:ident, $matvec:ident, $unpack:ident, $tile:ident, $features:literal) => {
-        #[target_feature(enable = $features)]
-        unsafe fn $matvec<F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f32]) {
-            // SAFETY: `kernels_of` is called for levels that the processor has.
-            unsafe { super::matvec::<$isa, F>(rows, acts, out) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn $unpack<F: Codes>(starts: &[*const u8; MOST_ROWS], count: usize, panel: &mut Panel) {
-            // SAFETY: `kernels_of` is called for levels that the processor has.
-            unsafe { super::tile::unpack::<$isa, F>(starts, count, panel) }
-        }
-        tile_entry!($isa, $tile, $features);
-    };
-}
-macro_rules! tile_entry {
-    ($isa:ident, $tile:ident, $features:literal) => {
-        #[target_feature(enable = $features)]
-        unsafe fn $tile<const UNIT: usize, const MINS: bool>(
-            rows: Rows<'_>,
-            acts: &Acts<'_>,
-            layout: Layout,
-            unpack: Unpack,
-            out: &mut [f32],
-        ) {
-            // SAFETY: `kernels_of` is called for levels that the processor has.
-            unsafe { super::tile::tile::<$isa, UNIT, MINS>(rows, acts, layout, unpack, out) }
-        }
-    };
-}
-entries!(Avx2, matvec_avx2, unpack_avx2, tile_avx2, "avx2,f16c");
-entries!(Vnni, matvec_vnni, unpack_vnni, tile_vnni, "avx2,f16c,avxvnni");
-entries!(Avx512, matvec_512, unpack_512, tile_512, "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni");
-tile_entry!(Avx512Narrow, tile_512_narrow, "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni");
-
+/// AVX2 and F16C.
 struct Avx2;
+/// With AVX-VNNI.
 struct Vnni;
+/// With AVX-512 VNNI.
 struct Avx512;
 /// The same with 256 bits for rows of activations: eight of them would leave half of 512 bits empty.
 struct Avx512Narrow;
+
+entries!(Avx2, "avx2,f16c");
+entries!(Vnni, "avx2,f16c,avxvnni");
+entries!(Avx512, "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni");
+tile_entry!(Avx512Narrow, "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni");
 
 /// What eight weight rows in the lanes of 256 bits have in common.
 macro_rules! eight_rows {
@@ -265,6 +182,7 @@ macro_rules! lanes {
         const TILE_ROWS: usize = $tile_rows;
         type LaneInts = $ints;
         type LaneFloats = $floats;
+        type LaneSums = $ints;
 
         #[inline(always)]
         unsafe fn lane_zero() -> $ints {
@@ -281,6 +199,10 @@ macro_rules! lanes {
         #[inline(always)]
         unsafe fn lane_shift(a: $ints) -> $ints {
             unsafe { $shift::<8>(a) }
+        }
+        #[inline(always)]
+        unsafe fn lane_ints(a: $ints) -> $ints {
+            a
         }
         #[inline(always)]
         unsafe fn lane_less(a: $ints, b: $ints) -> $ints {
@@ -434,55 +356,5 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn lane_dot(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sums, codes, x) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kernels::matmul::{Weights, matmul, matmul_plain};
-    use crate::quants::Format;
-    use std::cell::Cell;
-
-    thread_local! {
-        pub static FORCED: Cell<Option<Level>> = const { Cell::new(None) };
-    }
-
-    #[test]
-    fn every_level_has_the_bits_of_the_plain_twin() {
-        let mut state = 1u32;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            state >> 8
-        };
-        for id in [2, 3, 6, 7, 8, 12, 13, 14] {
-            let format = Format::of_type(id).unwrap();
-            let (cols, rows) = (if format.elements == 32 { 288 } else { 512 }, 19);
-            let bytes: Vec<u8> = (0..rows * format.row_bytes(cols).unwrap()).map(|_| next() as u8).collect();
-            let weights = Weights::new("w", format, cols, rows, &bytes).unwrap();
-            for batch in [1, 3, 8, 20, 65] {
-                let x: Vec<f32> = (0..batch * cols).map(|_| next() as f32 / 8_388_608.0 - 1.0).collect();
-                let product = |plain: bool| {
-                    let mut y = vec![0.0f32; batch * rows];
-                    let keep = |row: usize, batch_row: usize, values: &[f32]| {
-                        y[batch_row * rows + row..][..values.len()].copy_from_slice(values);
-                    };
-                    if plain {
-                        matmul_plain(&weights, &x, keep)
-                    } else {
-                        matmul(&weights, &x, keep)
-                    }
-                    // Some scales are no numbers; a NaN may have any bits.
-                    y.iter().map(|y| if y.is_nan() { None } else { Some(y.to_bits()) }).collect::<Vec<_>>()
-                };
-                let expected = product(true);
-                assert!(expected.iter().any(Option::is_some));
-                for level in LEVELS.iter() {
-                    FORCED.set(Some(*level));
-                    assert!(product(false) == expected, "{}, {batch} rows, {level:?}", format.name);
-                }
-                FORCED.set(None);
-            }
-        }
     }
 }

@@ -1,7 +1,10 @@
 //! The few SIMD128 steps that the formats share: 32 codes are two vectors.
 
-use crate::kernels::coded::Constants;
+pub use crate::kernels::coded::Constants;
 use core::arch::wasm32::*;
+
+/// 32 codes.
+pub type Pair = [v128; 2];
 
 /// The low and the high nibbles of sixteen bytes.
 #[inline(always)]
