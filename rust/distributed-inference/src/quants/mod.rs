@@ -5,6 +5,8 @@
 //! plain code and once in the instructions of each host; products take them as integers.
 
 mod float;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -23,7 +25,9 @@ mod x86;
 
 use crate::kernels::coded::Coded;
 use crate::{Result, fail};
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[cfg(target_arch = "aarch64")]
+use neon as simd;
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 pub use simd::Pair;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use wasm as simd;
@@ -87,7 +91,7 @@ pub trait Codes: Block {
     ///
     /// # Safety
     /// `block` has [`Block::BYTES`] bytes.
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
     unsafe fn pairs(k: &simd::Constants, block: *const u8, take: impl FnMut(usize, Pair));
 
     /// Gives the codes to `take`, 32 at a time, with the number of the 32.

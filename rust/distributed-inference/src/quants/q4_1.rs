@@ -7,7 +7,7 @@
 //! ```
 //! value = d · q + m
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
@@ -44,7 +44,7 @@ impl Codes for Q4_1 {
         nibbles(&block[4..20], out);
     }
 
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
     #[inline(always)]
     unsafe fn pairs(k: &simd::Constants, block: *const u8, mut take: impl FnMut(usize, simd::Pair)) {
         // SAFETY: everything lies within the block.

@@ -7,7 +7,7 @@
 //! ```
 //! value = d · (q − 16)
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
@@ -46,7 +46,7 @@ impl Codes for Q5_0 {
         five_bits(&block[2..6], &block[6..22], out);
     }
 
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
     #[inline(always)]
     unsafe fn pairs(k: &simd::Constants, block: *const u8, mut take: impl FnMut(usize, simd::Pair)) {
         // SAFETY: everything lies within the block.

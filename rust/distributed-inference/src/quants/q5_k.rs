@@ -9,7 +9,7 @@
 //! ```
 //! value = (d · scale) · q − (dmin · min)
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
@@ -63,7 +63,7 @@ impl Codes for Q5K {
         }
     }
 
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
     #[inline(always)]
     unsafe fn pairs(k: &simd::Constants, block: *const u8, mut take: impl FnMut(usize, simd::Pair)) {
         // SAFETY: everything lies within the block.

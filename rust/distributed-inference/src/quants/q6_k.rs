@@ -12,7 +12,7 @@
 //!
 //! value = (d · scale) · (q − 32)
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
@@ -73,7 +73,7 @@ impl Codes for Q6K {
         }
     }
 
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
     #[inline(always)]
     unsafe fn pairs(k: &simd::Constants, block: *const u8, mut take: impl FnMut(usize, simd::Pair)) {
         // SAFETY: everything lies within the block.

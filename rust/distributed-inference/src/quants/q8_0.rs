@@ -6,7 +6,7 @@
 //! ```
 //! value = q · d
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 use super::simd;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
@@ -43,7 +43,7 @@ impl Codes for Q8_0 {
         }
     }
 
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
     #[inline(always)]
     unsafe fn pairs(_: &simd::Constants, block: *const u8, mut take: impl FnMut(usize, simd::Pair)) {
         // SAFETY: everything lies within the block.

@@ -65,7 +65,7 @@ macro_rules! tile_entry {
 pub(super) use tile_entry;
 
 /// Four rows, of weights as of activations, in a vector. The host says what `sums_of_four` are.
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 macro_rules! four_rows {
     () => {
         const ROWS: usize = 4;
@@ -122,5 +122,5 @@ macro_rules! four_rows {
         }
     };
 }
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(super) use four_rows;

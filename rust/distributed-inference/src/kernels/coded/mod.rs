@@ -16,6 +16,8 @@
 //! more by [`tile::tile`], with activation rows in the lanes.
 
 mod entries;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod tile;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod wasm;
@@ -141,18 +143,24 @@ impl Coded {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+use neon as host;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use wasm as host;
 #[cfg(target_arch = "x86_64")]
 use x86 as host;
 
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 pub use host::Constants;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub use wasm::has_dot;
 
 /// A host that there are no kernels for.
-#[cfg(not(any(all(target_arch = "wasm32", target_feature = "simd128"), target_arch = "x86_64")))]
+#[cfg(not(any(
+    target_arch = "aarch64",
+    all(target_arch = "wasm32", target_feature = "simd128"),
+    target_arch = "x86_64"
+)))]
 mod host {
     pub fn kernels<F: super::Codes>() -> impl Iterator<Item = super::Kernels> {
         std::iter::empty()
