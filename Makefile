@@ -4,7 +4,7 @@ PROMPT ?= The capital of France is
 # Two processes, each with whole files: what a file sets up is set up once.
 TOGETHER ?= -n 2 --dist loadfile
 
-.PHONY: demo test test-fast lint bench setup clean
+.PHONY: demo test test-fast test-arm lint bench setup clean
 
 ## from nothing: a small real model continues a prompt through 2 stations and 8 shards
 demo: setup
@@ -19,6 +19,10 @@ test: setup node_modules/.package-lock.json
 ## the tests that need no model, no network and no Node
 test-fast: setup
 	.venv/bin/python -m pytest $(TOGETHER) -m "not wasm and not models and not slow and not workerd"
+
+## the tests of the Rust crate on a 64-bit ARM processor that QEMU plays
+test-arm:
+	@$(PYTHON) scripts/test_arm.py
 
 ## formatting, lints and types, of Python and Rust
 lint: setup node_modules/.package-lock.json

@@ -19,26 +19,43 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CRATE = ROOT / "rust" / "distributed-inference"
 OUT = ROOT / "build"
-TARGET = "wasm32-unknown-unknown"
-DEBIAN_PACKAGES = ("rustc-web", "cargo-web", "rust-web-src", "lld-19")
 # Half of what the linker gives: an isolate's memory is dear, and the deepest calls need some tens of KB.
 STACK_BYTES = 512 << 10
 MODULES = {"pipeline": "+simd128", "pipeline-relaxed": "+simd128,+relaxed-simd"}
 
 
 class ToolchainError(Exception):
-    """No toolchain here can compile to WebAssembly."""
+    """No toolchain here can compile for the platform."""
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What to compile for, and what Debian's compiler takes for it."""
+
+    name: str
+    target: str
+    crates: str
+    """Of the standard library."""
+    linker: str
+    packages: tuple[str, ...]
+
+
+WASM = Platform(
+    "wasm", "wasm32-unknown-unknown", "std,panic_abort", "wasm-ld-19",
+    ("rustc-web", "cargo-web", "rust-web-src", "lld-19"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """How to call a compiler that has a standard library for wasm."""
+    """How to call a compiler that has a standard library for the platform."""
 
     name: str
     cargo: str
@@ -56,17 +73,17 @@ def run(*command: str, env: dict[str, str] | None = None, cwd: Path | None = Non
     return done.stdout
 
 
-def rustup_toolchain() -> Toolchain | None:
+def rustup_toolchain(platform: Platform = WASM) -> Toolchain | None:
     """rustup's toolchain, when it has the target or can still add it."""
     if not shutil.which("rustup"):
         return None
     toolchain = Toolchain("rustup", "cargo", {}, ())
-    if TARGET in run("rustup", "target", "list", "--installed").split():
+    if platform.target in run("rustup", "target", "list", "--installed").split():
         return toolchain
     try:
         # Without a network this may hang on retries; a minute is plenty for a download that works.
         subprocess.run(
-            ["rustup", "target", "add", TARGET],
+            ["rustup", "target", "add", platform.target],
             env={**os.environ, "RUSTUP_MAX_RETRIES": "0"},
             capture_output=True,
             timeout=60,
@@ -77,16 +94,16 @@ def rustup_toolchain() -> Toolchain | None:
     return toolchain
 
 
-def debian_toolchain() -> Toolchain | None:
-    """Debian's compiler and its standard library, compiled once for wasm and cached."""
-    rustc, cargo, linker = Path("/usr/bin/rustc"), Path("/usr/bin/cargo"), shutil.which("wasm-ld-19")
+def debian_toolchain(platform: Platform = WASM) -> Toolchain | None:
+    """Debian's compiler and its standard library, compiled once for the platform and cached."""
+    rustc, cargo, linker = Path("/usr/bin/rustc"), Path("/usr/bin/cargo"), shutil.which(platform.linker)
     if not (rustc.exists() and cargo.exists() and linker and debian_library()):
-        install_debian_packages()
-        linker = shutil.which("wasm-ld-19")
+        install_debian_packages(platform.packages)
+        linker = shutil.which(platform.linker)
     library = debian_library()
     if not (rustc.exists() and cargo.exists() and linker and library):
         return None
-    sysroot = compile_standard_library(rustc, cargo, library)
+    sysroot = compile_standard_library(rustc, cargo, library, platform)
     return Toolchain(
         "Debian rustc-web",
         str(cargo),
@@ -104,29 +121,30 @@ def debian_library() -> Path | None:
     return found[0] if found else None
 
 
-def install_debian_packages() -> None:
+def install_debian_packages(packages: Sequence[str]) -> None:
     """Installs the Debian packages when that needs no password; otherwise leaves things as they are."""
     if not shutil.which("apt-get") or os.geteuid() != 0:
         return
-    say("installing " + " ".join(DEBIAN_PACKAGES))
+    say("installing " + " ".join(packages))
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(["apt-get", "update", "-qq"], env=environment, check=False)
     subprocess.run(
-        ["apt-get", "install", "-y", "-qq", *DEBIAN_PACKAGES],
+        ["apt-get", "install", "-y", "-qq", *packages],
         env=environment,
         stdout=subprocess.DEVNULL,
         check=False,
     )
 
 
-def compile_standard_library(rustc: Path, cargo: Path, library: Path) -> Path:
-    """Compiles core, alloc and std for wasm from Debian's sources; returns the sysroot."""
+def compile_standard_library(rustc: Path, cargo: Path, library: Path, platform: Platform) -> Path:
+    """Compiles core, alloc and std for the platform from Debian's sources; returns the sysroot."""
     version = run(str(rustc), "-vV")
     key = hashlib.sha256(version.encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "knot" / f"wasm-sysroot-{key}"
+    caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "knot"
+    cache = caches / f"{platform.name}-sysroot-{key}"
     if (cache / "complete").exists():
         return cache
-    say("compiling the standard library for wasm (about two minutes, once)")
+    say(f"compiling the standard library for {platform.name} (about two minutes, once)")
     work = cache.with_name(cache.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)
     (work / "src").mkdir(parents=True)
@@ -137,16 +155,16 @@ def compile_standard_library(rustc: Path, cargo: Path, library: Path) -> Path:
     # Debian's packages ship the standard library's own dependencies beside it; the replacement of
     # the registry holds for this one build and never for the crate.
     run(
-        str(cargo), "build", "--release", "--offline", "--target", TARGET,
-        "-Z", "build-std=std,panic_abort",
+        str(cargo), "build", "--release", "--offline", "--target", platform.target,
+        "-Z", f"build-std={platform.crates}",
         "--config", "source.crates-io.replace-with='v'",
         "--config", f"source.v.directory='{library / 'vendor'}'",
         env={"RUSTC": str(rustc), "RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": "-Cembed-bitcode=yes"},
         cwd=work,
     )  # fmt: skip
-    rlibs = work / "lib" / "rustlib" / TARGET / "lib"
+    rlibs = work / "lib" / "rustlib" / platform.target / "lib"
     rlibs.mkdir(parents=True)
-    for rlib in (work / "target" / TARGET / "release" / "deps").glob("*.rlib"):
+    for rlib in (work / "target" / platform.target / "release" / "deps").glob("*.rlib"):
         if not rlib.name.startswith("libempty"):
             shutil.copy2(rlib, rlibs)
     shutil.rmtree(work / "target")
@@ -165,9 +183,9 @@ def toolchain(wanted: str) -> Toolchain:
     found = next((toolchain for choose in choices if (toolchain := choose())), None)
     if found is None:
         raise ToolchainError(
-            f"no Rust toolchain here compiles to {TARGET}. Install one of them and run this again:\n"
-            f"  rustup target add {TARGET}\n"
-            f"  apt-get install {' '.join(DEBIAN_PACKAGES)}"
+            f"no Rust toolchain here compiles to {WASM.target}. Install one of them and run this again:\n"
+            f"  rustup target add {WASM.target}\n"
+            f"  apt-get install {' '.join(WASM.packages)}"
         )
     return found
 
@@ -201,11 +219,11 @@ def build(force: bool = False, wanted: str = "auto") -> dict[str, Path]:
         flags = (*chosen.rustflags, f"-Ctarget-feature={features}", f"-Clink-arg=-zstack-size={STACK_BYTES}")
         run(
             chosen.cargo, "rustc", "--profile", "wasm", "--lib", "--crate-type", "cdylib",
-            "--target", TARGET, "--target-dir", str(work / name),
+            "--target", WASM.target, "--target-dir", str(work / name),
             env={**chosen.env, "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(flags)},
             cwd=CRATE,
         )  # fmt: skip
-        made = work / name / TARGET / "wasm" / "distributed_inference.wasm"
+        made = work / name / WASM.target / "wasm" / "distributed_inference.wasm"
         partial = outputs[name].with_suffix(".wasm.partial")
         shutil.copy2(made, partial)
         partial.rename(outputs[name])
@@ -215,7 +233,7 @@ def build(force: bool = False, wanted: str = "auto") -> dict[str, Path]:
 
 def say(message: str) -> None:
     """Progress, to stderr."""
-    print(f"build_wasm: {message}", file=sys.stderr, flush=True)
+    print(f"{Path(sys.argv[0]).stem}: {message}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
