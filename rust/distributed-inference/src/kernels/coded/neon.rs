@@ -174,6 +174,13 @@ macro_rules! common {
             unsafe { vst1q_f32(out, a) }
         }
         #[inline(always)]
+        unsafe fn prefetch(at: *const u8) {
+            // The function that the compiler has for it is not stable.
+            unsafe {
+                asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags));
+            }
+        }
+        #[inline(always)]
         unsafe fn lane_splat(word: *const u8) -> int32x4_t {
             unsafe { vdupq_n_s32(word.cast::<i32>().read_unaligned()) }
         }
