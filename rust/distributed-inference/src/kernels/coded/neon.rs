@@ -174,10 +174,14 @@ macro_rules! common {
             unsafe { vst1q_f32(out, a) }
         }
         #[inline(always)]
-        unsafe fn prefetch(at: *const u8) {
+        unsafe fn prefetch<const NEAREST: bool>(at: *const u8) {
             // The function that the compiler has for it is not stable.
             unsafe {
-                asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags));
+                if NEAREST {
+                    asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags));
+                } else {
+                    asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags));
+                }
             }
         }
         #[inline(always)]
