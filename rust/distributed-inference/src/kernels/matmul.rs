@@ -140,8 +140,8 @@ fn by_kernels(coded: &Coded, kernels: Kernels, weights: &Weights<'_>, x: &[f32],
         Some(narrow) if batch <= narrow.1 => narrow,
         _ => kernels.tile,
     };
-    // So few rows that most lanes would be empty, or rows too long to stand beside each other, one by one.
-    let alone = 2 * batch < lanes || fits < lanes;
+    // So few rows that half the lanes would be empty, or rows too long to stand beside each other, one by one.
+    let alone = 2 * batch <= lanes || fits < lanes;
     let (lanes, at_once) = if alone { (1, fits) } else { (lanes, fits / lanes * lanes) };
     let wanted = coded.wanted(cols, lanes, kernels.wide);
     WORK.with_borrow_mut(|work| {
