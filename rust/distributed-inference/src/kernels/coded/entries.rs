@@ -20,7 +20,7 @@ macro_rules! entries {
             $(#[target_feature(enable = $features)])?
             unsafe fn matvec<F: Codes>(rows: Rows<'_>, acts: &Acts<'_>, out: &mut [f32]) {
                 // SAFETY: kernels are called on processors that have the instructions.
-                unsafe { super::matvec::<Self, F>(rows, acts, out) }
+                unsafe { super::matvec::matvec::<Self, F>(rows, acts, out) }
             }
 
             $(#[target_feature(enable = $features)])?

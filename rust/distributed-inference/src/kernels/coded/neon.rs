@@ -1,7 +1,8 @@
 //! NEON: products of 16-bit integers, and of bytes where the processor has the dot product extension.
 
 use super::entries::{entries, four_rows};
-use super::{Isa, Kernels, Layout, MOST_ROWS, Panel, Rows, Tile, Unpack};
+use super::isa::Isa;
+use super::{Kernels, Layout, MOST_ROWS, Panel, Rows, Tile, Unpack};
 use crate::kernels::acts::Acts;
 use crate::quants::Codes;
 use core::arch::aarch64::*;

@@ -1,6 +1,8 @@
 //! Tiles: several rows of activations, in the lanes of a vector, share weight rows that are unpacked once.
 
-use super::{Ahead, BAND, Isa, Layout, MOST_ROWS, PANEL, PANEL_UNITS, Rows, Unpack, scales};
+use super::isa::{Isa, scales};
+use super::matvec::Ahead;
+use super::{BAND, Layout, MOST_ROWS, PANEL, PANEL_UNITS, Rows, Unpack};
 use crate::kernels::acts::{Acts, BLOCK};
 use crate::quants::Codes;
 

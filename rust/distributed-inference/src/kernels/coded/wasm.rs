@@ -1,7 +1,8 @@
 //! WebAssembly SIMD: with relaxed dot products of bytes where the build has them, else with 16-bit integers.
 
 use super::entries::{entries, four_rows};
-use super::{Isa, Kernels, Layout, MOST_ROWS, Panel, Rows, Tile, Unpack};
+use super::isa::Isa;
+use super::{Kernels, Layout, MOST_ROWS, Panel, Rows, Tile, Unpack};
 use crate::kernels::acts::Acts;
 use crate::quants::Codes;
 use core::arch::wasm32::*;

@@ -1,7 +1,8 @@
 //! x86-64: AVX2 with 16-bit products, AVX-VNNI and AVX-512 VNNI with products of bytes, chosen at run time.
 
 use super::entries::{entries, tile_entry};
-use super::{Isa, Kernels, Layout, MOST_ROWS, Panel, Rows, Tile, Unpack};
+use super::isa::Isa;
+use super::{Kernels, Layout, MOST_ROWS, Panel, Rows, Tile, Unpack};
 use crate::kernels::acts::Acts;
 use crate::quants::Codes;
 use core::arch::x86_64::*;
