@@ -10,6 +10,7 @@ this as its custom build.
 from __future__ import annotations
 
 import ast
+import contextlib
 import gzip
 import importlib.util
 import io
@@ -139,8 +140,9 @@ def stage(folder: str) -> Path:
     target = bundle_path(folder)
     files = bundle_files(folder)
     for path in [path for path in target.rglob("*") if path.is_file()]:
-        if str(path.relative_to(target)) not in files:
-            path.unlink()
+        # One that begins with a point is another build's, on its way.
+        if not path.name.startswith(".") and str(path.relative_to(target)) not in files:
+            path.unlink(missing_ok=True)
     for name, source in files.items():
         copy = target / name
         data = source.read_bytes()
@@ -158,16 +160,24 @@ def vendor_sdk() -> Path:
     stamp = SDK / f"workers_runtime_sdk-{SDK_VERSION}.dist-info"
     if stamp.exists():
         return SDK
-    shutil.rmtree(SDK, ignore_errors=True)
+    # Two builds may run at once: what is not whole has another name.
+    partial = SDK.with_name(f".{SDK.name}.{os.getpid()}")
     command = [
         sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-        "--no-compile", "--target", str(SDK), "--platform", "pyemscripten_2026_0_wasm32", "--platform", "any",
-        "--python-version", "3.14", "--implementation", "cp", "--abi", "cp314", "--abi", "none",
+        "--no-compile", "--target", str(partial), "--platform", "pyemscripten_2026_0_wasm32",
+        "--platform", "any", "--python-version", "3.14", "--implementation", "cp", "--abi", "cp314", "--abi", "none",
         "--only-binary=:all:", f"workers-runtime-sdk=={SDK_VERSION}",
     ]  # fmt: skip
-    done = subprocess.run(command, text=True, capture_output=True, check=False)
-    if done.returncode:
-        raise StageError(f"the Workers SDK could not be installed:\n{done.stderr[-2000:]}")
+    try:
+        done = subprocess.run(command, text=True, capture_output=True, check=False)
+        if done.returncode:
+            raise StageError(f"the Workers SDK could not be installed:\n{done.stderr[-2000:]}")
+        if not stamp.exists():
+            shutil.rmtree(SDK, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another build's is as good
+                partial.rename(SDK)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return SDK
 
 
