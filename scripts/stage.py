@@ -165,8 +165,8 @@ def vendor_sdk() -> Path:
     command = [
         sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
         "--no-compile", "--target", str(partial), "--platform", "pyemscripten_2026_0_wasm32",
-        "--platform", "any", "--python-version", "3.14", "--implementation", "cp", "--abi", "cp314", "--abi", "none",
-        "--only-binary=:all:", f"workers-runtime-sdk=={SDK_VERSION}",
+        "--platform", "any", "--python-version", "3.14", "--implementation", "cp", "--abi", "cp314",
+        "--abi", "none", "--only-binary=:all:", f"workers-runtime-sdk=={SDK_VERSION}",
     ]  # fmt: skip
     try:
         done = subprocess.run(command, text=True, capture_output=True, check=False)
