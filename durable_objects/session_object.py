@@ -133,6 +133,7 @@ class SessionObject(DurableObject):
             lambda seconds: boundary.set_alarm(self.ctx, seconds),
             seconds=settings.turn_seconds,
             calls=settings.turn_calls,
+            clock=boundary.clock,
         )
         wire = Wire(
             access.headers(settings.secret),

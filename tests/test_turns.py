@@ -97,3 +97,35 @@ def test_an_alarm_that_could_not_be_set_is_set_by_the_next_call() -> None:
         assert tries == [3, 3]
 
     run(main())
+
+
+def test_calls_pause_now_and_then_and_all_of_them_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "PAUSE", 0.0)
+    now = 0.0
+
+    async def main() -> None:
+        nonlocal now
+        clockwork = Clockwork(clock=lambda: now)  # type: ignore[arg-type]
+        order: list[str] = []
+
+        async def call(name: str) -> None:
+            await clockwork.turns.call()
+            order.append(name)
+
+        async def both() -> None:
+            asyncio.get_running_loop().call_soon(order.append, "somebody else")
+            await asyncio.gather(call("a"), call("b"))
+
+        await both()
+        assert "a" in order[:2], "nothing waits as long as no pause is due"
+        order.clear()
+        now += turns_module.BREATH
+        later = asyncio.ensure_future(both())
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert order == ["somebody else"], "nobody calls during the pause"
+        await later
+        assert order == ["somebody else", "a", "b"]
+        await clockwork.background.drain()
+
+    run(main())

@@ -71,6 +71,22 @@ async def last_of(running: Running, request: dict[str, Any]) -> dict[str, Any]:
     return json.loads(text.split(b"\n\n")[-3].removeprefix(b"data: "))
 
 
+def test_whoever_comes_during_a_generation_is_let_in(running: Running) -> None:
+    """All Workers share a thread here, and a generation alone would never leave it idle."""
+
+    async def main() -> None:
+        request = {"prompt": [5, 6, 7], "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+        call = json_call("POST", "/v1/completions", request, bearer(running))
+        generating = asyncio.ensure_future(running.cluster.fetch("gateway", call))
+        models = Call("GET", "/v1/models", headers=bearer(running))
+        for _ in range(3):
+            assert (await running.cluster.fetch("gateway", models)).status == 200
+        assert not generating.done(), "they were answered after it"
+        assert (await generating).status == 200
+
+    running.run(main())
+
+
 @pytest.mark.slow
 def test_two_thousand_tokens_after_a_prompt_of_512_stay_within_what_one_event_may_do(
     running: Running,

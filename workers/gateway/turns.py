@@ -3,21 +3,28 @@
 The platform bounds what an object does for one event: calls of other parts, and time of computing. A new
 event, a request or an alarm, begins the reckoning anew for everything that goes on in the object. So while
 there is work, an alarm is set; and when an event has made as many calls as it may, the others wait for it.
+
+Where all parts share one thread, as in a local cluster, calls that follow each other leave it no moment to
+look at its sockets: whoever comes later would wait until the first session ends. So all calls pause at times.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.ports import Background, PeerLost
+from protocol.ports import Background, Clock, PeerLost
 
 # Of the 10,000 calls that the platform allows; the rest is for calls that are no steps.
 CALLS: Final = 8000
 # How long the next event is waited for, in seconds; an alarm that is due comes within moments.
 PATIENCE: Final = 60.0
+# After so many seconds of calls there is a pause of so many. A timer comes only when the thread has looked
+# around; one of fewer than four milliseconds is none to Pyodide.
+BREATH, PAUSE = 0.2, 0.005
 
 
 @dataclass(slots=True)
@@ -42,6 +49,7 @@ class Turns:
         *,
         seconds: float = 10.0,
         calls: int = CALLS,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._background = background
         self._ring = ring
@@ -50,6 +58,9 @@ class Turns:
         self._calls = 0
         self._rung: float | None = None
         self._next = asyncio.Event()
+        self._clock = clock
+        self._paused = clock()
+        self._pause: asyncio.Task[None] | None = None
         self.counts = TurnCounts()
 
     def begin(self) -> None:
@@ -74,10 +85,24 @@ class Turns:
                 raise PeerLost(
                     f"{self._calls} calls were made in one event, and no other came in {PATIENCE:g} s"
                 ) from None
+        await self._look_around()
         self._calls += 1
         self.counts.calls += 1
         self.counts.calls_peak = max(self.counts.calls_peak, self._calls)
         self._set(self._seconds)
+
+    async def _look_around(self) -> None:
+        """Lets what waits outside come in, if the last pause was a while ago."""
+        if self._ring is None:
+            return
+        if self._pause is None and self._clock() - self._paused >= BREATH:
+            self._pause = asyncio.ensure_future(asyncio.sleep(PAUSE))
+            self._pause.add_done_callback(self._looked)
+        if self._pause is not None:
+            await asyncio.shield(self._pause)  # all of them: one that went on would keep the thread busy
+
+    def _looked(self, _pause: asyncio.Task[None]) -> None:
+        self._pause, self._paused = None, self._clock()
 
     def _set(self, seconds: float) -> None:
         """Sees to it that an alarm comes in so many seconds or sooner."""
