@@ -24,7 +24,7 @@ CALLS: Final = 8000
 PATIENCE: Final = 60.0
 # After so many seconds of calls there is a pause of so many. A timer comes only when the thread has looked
 # around; one of fewer than four milliseconds is none to Pyodide.
-BREATH, PAUSE = 0.2, 0.005
+BREATH, PAUSE = 0.25, 0.004
 
 
 @dataclass(slots=True)
