@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import sys
 import threading
 import time
@@ -178,6 +179,26 @@ def test_both_modules_and_the_native_one_have_the_same_functions() -> None:
         for function, arity in _native.FUNCTIONS:
             assert found[function] == arity + 1, function
         assert not module.imports
+
+
+@pytest.mark.wasm
+@pytest.mark.parametrize(("name", "clips", "pays"), [
+    ("pipeline", False, 0), ("pipeline-relaxed", False, 1), ("pipeline-relaxed", True, 0),
+])  # fmt: skip
+def test_the_relaxed_module_pays_where_its_dot_product_does_not_clip(
+    name: str, clips: bool, pays: int
+) -> None:
+    """Which it does where three instructions stand in for it, as here on x86 unless it is to be exact."""
+    if clips and platform.machine() != "x86_64":
+        pytest.skip("only x86-64 clips")
+    config = wasmtime.Config()
+    config.wasm_relaxed_simd_deterministic = not clips
+    store = wasmtime.Store(wasmtime.Engine(config))
+    module = wasmtime.Module.from_file(store.engine, str(PIPELINE.with_name(f"{name}.wasm")))
+    exports = wasmtime.Instance(store, module, []).exports(store)
+    asked = exports["engine_relaxed_pays"]
+    assert isinstance(asked, wasmtime.Func)
+    assert asked(store) == pays
 
 
 def test_a_module_that_is_not_built_is_an_error_that_says_how(tmp_path: Path) -> None:

@@ -53,7 +53,6 @@ export class Wasm {
     let instance = faster === pipeline ? null : new WebAssembly.Instance(relaxed, {});
     faster ??= instance.exports.engine_relaxed_pays() ? relaxed : pipeline;
     if (faster === pipeline) instance = new WebAssembly.Instance(pipeline, {});
-    this.build = faster === relaxed ? "relaxed" : "simd128";
     this.exports = instance.exports;
     this.memory = instance.exports.memory;
   }
