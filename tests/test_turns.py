@@ -129,3 +129,22 @@ def test_calls_pause_now_and_then_and_all_of_them_do(monkeypatch: pytest.MonkeyP
         await clockwork.background.drain()
 
     run(main())
+
+
+def test_those_who_pause_together_make_no_more_calls_than_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "PAUSE", 0.0)
+    now = 0.0
+
+    async def main() -> None:
+        nonlocal now
+        turns = Clockwork(calls=5, clock=lambda: now).turns  # type: ignore[arg-type]
+        now += turns_module.BREATH
+        tasks = [asyncio.ensure_future(turns.call()) for _ in range(9)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sum(task.done() for task in tasks) == 5
+        turns.begin()
+        await asyncio.gather(*tasks)
+        assert turns.counts.calls_peak == 5
+
+    run(main())

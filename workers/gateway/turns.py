@@ -75,6 +75,8 @@ class Turns:
 
         Raises `PeerLost` when none comes.
         """
+        # Before the calls are counted: whoever waits here together must not make more than there are left.
+        await self._look_around()
         while self._ring is not None and self._calls >= self._most:
             self._set(0.0)
             self._next.clear()
@@ -85,7 +87,6 @@ class Turns:
                 raise PeerLost(
                     f"{self._calls} calls were made in one event, and no other came in {PATIENCE:g} s"
                 ) from None
-        await self._look_around()
         self._calls += 1
         self.counts.calls += 1
         self.counts.calls_peak = max(self.counts.calls_peak, self._calls)
