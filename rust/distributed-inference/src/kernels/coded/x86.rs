@@ -264,7 +264,7 @@ macro_rules! eight_lanes {
 }
 
 macro_rules! bytes_of_codes {
-    ($dot:ident) => {
+    ($dot:ident, $lanes:ident, $lane_dot:ident) => {
         const WIDE: bool = false;
 
         #[inline(always)]
@@ -277,6 +277,10 @@ macro_rules! bytes_of_codes {
         #[inline(always)]
         unsafe fn write(codes: __m256i, out: *mut u8) {
             unsafe { _mm256_storeu_si256(out.cast(), codes) }
+        }
+        #[inline(always)]
+        unsafe fn lane_dot(sums: $lanes, codes: $lanes, x: $lanes) -> $lanes {
+            unsafe { $lane_dot(sums, codes, x) }
         }
     };
 }
@@ -313,28 +317,18 @@ impl Isa for Avx2 {
 impl Isa for Vnni {
     eight_rows!();
     eight_lanes!(4);
-    bytes_of_codes!(_mm256_dpbusd_avx_epi32);
-
-    #[inline(always)]
-    unsafe fn lane_dot(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
-        unsafe { _mm256_dpbusd_avx_epi32(sums, codes, x) }
-    }
+    bytes_of_codes!(_mm256_dpbusd_avx_epi32, __m256i, _mm256_dpbusd_avx_epi32);
 }
 
 impl Isa for Avx512Narrow {
     eight_rows!();
     eight_lanes!(8);
-    bytes_of_codes!(_mm256_dpbusd_epi32);
-
-    #[inline(always)]
-    unsafe fn lane_dot(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
-        unsafe { _mm256_dpbusd_epi32(sums, codes, x) }
-    }
+    bytes_of_codes!(_mm256_dpbusd_epi32, __m256i, _mm256_dpbusd_epi32);
 }
 
 impl Isa for Avx512 {
     eight_rows!();
-    bytes_of_codes!(_mm256_dpbusd_epi32);
+    bytes_of_codes!(_mm256_dpbusd_epi32, __m512i, _mm512_dpbusd_epi32);
     lanes!(
         16,
         8,
@@ -353,9 +347,4 @@ impl Isa for Avx512 {
         _mm512_add_ps,
         _mm512_sub_ps
     );
-
-    #[inline(always)]
-    unsafe fn lane_dot(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        unsafe { _mm512_dpbusd_epi32(sums, codes, x) }
-    }
 }
