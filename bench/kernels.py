@@ -40,7 +40,10 @@ TIMES: Final = 9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this measurement."""
-    parser.add_argument("--types", nargs="*", default=list(TYPES), help="weight types")
+    names = [kind.name for kind in GGMLQuantizationType]
+    parser.add_argument(
+        "--types", nargs="*", choices=names, metavar="TYPE", default=list(TYPES), help="weight types"
+    )
     parser.add_argument("--size", type=count, default=2048, help="rows and columns (2048)")
 
 

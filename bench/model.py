@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import httpx
 
-from bench._arguments import count
+from bench._arguments import count, llama_cpp
 from bench._oracles import model_file
 from bench._resident import ROOT, Resident, replayed
 from bench._seconds import Seconds
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--without", nargs="*", default=[], help="who stays out: wllama, llama.cpp, simd128")
     parser.add_argument(
         "--llama-cpp",
-        type=Path,
+        type=llama_cpp,
         help="a folder with llama-cpp-python, for a llama.cpp compiled for this processor",
     )
 

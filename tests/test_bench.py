@@ -32,3 +32,15 @@ def test_a_count_that_is_none_is_refused_with_what_was_expected(
     with pytest.raises(SystemExit):
         main(["accuracy", f"--prompts={text}"])
     assert f"--prompts: '{text}', expected a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["kernels", "--types", "Q9"], "--types: invalid choice: 'Q9' (choose from"),
+    (["model", "--llama-cpp", "nowhere"], "nowhere has no llama_cpp: run `pip install --target nowhere"),
+])  # fmt: skip
+def test_a_type_or_folder_that_is_not_there_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert said in capsys.readouterr().err
